@@ -1,0 +1,34 @@
+"""`KVCache`: the pages of keys and values of all layers."""
+
+import torch
+from torch import Tensor
+
+__all__ = ["KVCache"]
+
+
+class KVCache:
+    """Keys and values, paged.
+
+    :ivar data: [layers, 2, pages, page_size, kv_heads, head_dim]; index 0 of the second axis is keys. Page 0 is
+        padding. Pages belong to whoever the pool gave them to; a step in flight may touch those of its rows.
+    """
+
+    def __init__(
+        self,
+        *,
+        layers: int,
+        pages: int,
+        page_size: int,
+        kv_heads: int,
+        head_dim: int,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        self.page_size = page_size
+        # Zeroed, not empty: masked positions are still multiplied, and 0 * NaN is NaN.
+        self.data: Tensor = torch.zeros(layers, 2, pages, page_size, kv_heads, head_dim, dtype=dtype, device=device)
+
+    @staticmethod
+    def page_bytes(*, layers: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """Bytes of one page over all layers."""
+        return layers * 2 * page_size * kv_heads * head_dim * dtype.itemsize

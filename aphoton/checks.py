@@ -1,0 +1,50 @@
+"""Checks of values that a caller gives: each failure is an `InvalidRequest` that names the field and the limit."""
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
+
+import msgspec
+
+from aphoton.errors import InvalidRequest
+
+__all__ = ["build", "check_choice", "check_float", "check_int"]
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def check_int(field: str, value: object, low: int, high: int | None = None) -> None:
+    """:raises InvalidRequest: unless ``value`` is an integer (not a bool) in ``low..high``."""
+    if type(value) is not int:
+        raise InvalidRequest(field, f"must be an integer, not {value!r}")
+    if value < low or (high is not None and value > high):
+        limit = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise InvalidRequest(field, f"must be {limit}, not {value}")
+
+
+def check_float(field: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
+    """:raises InvalidRequest: unless ``value`` is a finite number in ``low..high`` (not ``low``, if ``open_low``)."""
+    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+        raise InvalidRequest(field, f"must be a finite number, not {value!r}")
+    if value < low or value > high or (open_low and value == low):  # type: ignore[operator]
+        bracket = "(" if open_low else "["
+        raise InvalidRequest(field, f"must be in {bracket}{low:g}, {high:g}], not {value}")
+
+
+def check_choice(field: str, value: object, choices: Iterable[object]) -> None:
+    """:raises InvalidRequest: unless ``value`` is one of ``choices``."""
+    known = tuple(choices)
+    if value not in known:
+        raise InvalidRequest(field, f"must be one of {', '.join(map(repr, known))}, not {value!r}")
+
+
+def build(kind: type[S], fields: Mapping[str, Any]) -> S:
+    """A ``kind`` from keyword arguments.
+
+    :raises InvalidRequest: for a name that ``kind`` does not have, naming it, and whatever its own checks raise.
+    """
+    for name in fields:
+        if name not in kind.__struct_fields__:
+            known = ", ".join(kind.__struct_fields__)
+            raise InvalidRequest(name, f"unknown parameter; {kind.__name__} has {known}")
+    return kind(**fields)

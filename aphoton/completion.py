@@ -1,0 +1,98 @@
+"""What a request gives back: `Completion`, and the `Piece`s of a stream."""
+
+from typing import Literal
+
+import msgspec
+
+__all__ = ["Completion", "FinishReason", "Output", "Piece", "Timings", "TokenLogprob", "Usage"]
+
+FinishReason = Literal["stop", "length", "abort"]
+
+
+class TokenLogprob(msgspec.Struct, frozen=True, kw_only=True):
+    """The log-probability (natural logarithm, of the model's distribution before temperature and filters) of one token.
+
+    :ivar top: the likeliest tokens at this position with theirs, best first; as many as ``logprobs`` asked for.
+    """
+
+    token_id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...] = ()
+
+
+class Usage(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens of a request. ``cached_tokens`` are those of the prompt whose KV was there already."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int = 0
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds, from the moment the request was submitted.
+
+    :ivar queued: until it got a row.
+    :ivar ttft: until its first token was on the host. None when it ended without one.
+    :ivar total: until its end.
+    :ivar itl: mean time between two tokens. None with fewer than two.
+    """
+
+    queued: float
+    ttft: float | None
+    total: float
+    itl: float | None
+
+
+class Output(msgspec.Struct, frozen=True, kw_only=True):
+    """One returned sequence.
+
+    :ivar finish_reason: ``"stop"`` (an end token or a stop string), ``"length"`` (``max_tokens`` or the model's
+        length), or ``"abort"`` (the request was cancelled; what had come by then is here).
+    :ivar stop_reason: the stop string or the token id that ended it; None for other ends.
+    :ivar logprobs: one entry per token id, when the request asked for them.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None
+
+
+class Completion(msgspec.Struct, frozen=True, kw_only=True):
+    """A finished request. ``text``, ``token_ids``, ``finish_reason`` and ``logprobs`` are those of ``outputs[0]``."""
+
+    outputs: tuple[Output, ...]
+    usage: Usage
+    timings: Timings
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        return self.outputs[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return self.outputs[0].finish_reason
+
+    @property
+    def logprobs(self) -> tuple[TokenLogprob, ...] | None:
+        return self.outputs[0].logprobs
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """What has come since the last piece. The last one of a sequence carries its ``finish_reason``.
+
+    ``text`` may lag behind ``token_ids``: a character that is not complete yet, or text that may still become a stop
+    string, comes with a later piece. The texts of all pieces joined are the completion's text.
+    """
+
+    index: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason | None = None
+    logprobs: tuple[TokenLogprob, ...] | None = None

@@ -1,0 +1,72 @@
+"""`EngineConfig`: every setting of an engine, checked when it is made."""
+
+from typing import Literal, get_args
+
+import msgspec
+
+from aphoton.checks import check_choice, check_int
+from aphoton.errors import InvalidRequest
+
+__all__ = ["DeviceName", "DtypeName", "EngineConfig", "Kernels", "Overload"]
+
+DeviceName = Literal["auto", "cpu", "cuda", "sim"]
+DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
+Kernels = Literal["auto", "native", "torch"]
+Overload = Literal["wait", "raise"]
+
+
+class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one engine. Every value is checked when the struct is made.
+
+    :ivar device: where steps run. ``auto`` is CUDA when there is a GPU, else the CPU.
+    :ivar dtype: of weights and KV. ``auto`` is the device's fastest that the model was made for.
+    :ivar kernels: on the CPU, ``native`` uses compiled kernels (needs a C compiler on the machine),
+        ``torch`` the reference; ``auto`` is native where a compiler is found.
+    :ivar pipeline_depth: steps in flight: 2 launches the next forward before the last one's tokens have reached
+        the host, 1 waits for them (for comparison).
+    :ivar max_rows: sequences that run at the same time.
+    :ivar max_waiting: requests that may wait for a row beyond those running.
+    :ivar overload: what a call does when ``max_waiting`` requests wait already: wait for a place, or raise
+        `EngineOverloaded`.
+    :ivar max_model_len: longest sequence, prompt and output, in tokens. None: the model's own limit.
+    :ivar kv_pages: pages of KV cache. Give this, or ``kv_memory``, or neither (sized from ``max_rows``).
+    :ivar kv_memory: bytes of KV cache.
+    :ivar page_size: tokens in a page.
+    :ivar max_step_tokens: prompt tokens that one step may prefill; a longer prompt has a step of its own.
+    :ivar seed: seeds the requests that bring none, each with a stream of its own. None: from the system.
+    """
+
+    device: DeviceName = "auto"
+    dtype: DtypeName = "auto"
+    kernels: Kernels = "auto"
+    pipeline_depth: Literal[1, 2] = 2
+    max_rows: int = 64
+    max_waiting: int = 1024
+    overload: Overload = "wait"
+    max_model_len: int | None = None
+    kv_pages: int | None = None
+    kv_memory: int | None = None
+    page_size: int = 16
+    max_step_tokens: int = 2048
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (
+            ("device", DeviceName),
+            ("dtype", DtypeName),
+            ("kernels", Kernels),
+            ("overload", Overload),
+        ):
+            check_choice(name, getattr(self, name), get_args(kind))
+        check_choice("pipeline_depth", self.pipeline_depth, (1, 2))
+        check_int("max_rows", self.max_rows, 1, 4096)
+        check_int("max_waiting", self.max_waiting, 0, 1_000_000)
+        check_int("page_size", self.page_size, 1, 1024)
+        check_int("max_step_tokens", self.max_step_tokens, 1)
+        for name in ("max_model_len", "kv_pages", "kv_memory"):
+            if getattr(self, name) is not None:
+                check_int(name, getattr(self, name), 1)
+        if self.seed is not None:
+            check_int("seed", self.seed, 0, 2**64 - 1)
+        if self.kv_pages is not None and self.kv_memory is not None:
+            raise InvalidRequest("kv_memory", "give kv_pages or kv_memory, not both")

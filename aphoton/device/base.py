@@ -1,0 +1,111 @@
+"""The interface behind which steps run: `Device`, and what is passed over it.
+
+The scheduler calls it from the event loop; nothing here waits, but for `Device.results`, which awaits. Everything is
+numpy: the scheduler knows no torch, and a device copies what it needs into buffers of its own.
+"""
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+from anyio.abc import TaskStatus
+from numpy.typing import NDArray
+
+from aphoton.sampling import RowSampling
+
+__all__ = ["PENDING", "Batch", "Device", "Ints", "Limits", "Results"]
+
+Ints = NDArray[np.int32]
+
+PENDING = -1
+"""In `Batch.tokens`: this row's last sampled token, which may not have reached the host yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a loaded model and its device allow.
+
+    :ivar max_model_len: tokens in a sequence, prompt and output.
+    :ivar pages: KV pages, page 0 included, which is padding and is never handed out.
+    :ivar eos_token_ids: the model's own end tokens.
+    """
+
+    vocab_size: int
+    max_model_len: int
+    pages: int
+    eos_token_ids: tuple[int, ...]
+
+
+@dataclass(slots=True, kw_only=True)
+class Batch:
+    """One launch: n rows, of which each feeds one or more tokens and gets one sampled token.
+
+    The scheduler makes new arrays for each launch and never touches them again: they are the device's.
+
+    :ivar rows: [n] the rows, each at most once. Row 0 is padding and never here.
+    :ivar starts: [n] tokens of the row whose KV is there already.
+    :ivar lengths: [n] tokens that this launch feeds.
+    :ivar counts: [n] tokens sampled for the row before this step: the counter of its random stream.
+    :ivar tokens: [sum(lengths)] token ids row by row, or `PENDING` (only ever the single token of a decode row).
+    :ivar new_pages: [k, 3] entries (row, index, page) of page tables that changed since the last launch.
+    :ivar admitted: sampler state of the rows that run for the first time.
+    """
+
+    rows: Ints
+    starts: Ints
+    lengths: Ints
+    counts: Ints
+    tokens: Ints
+    new_pages: Ints
+    admitted: list[RowSampling] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
+class Results:
+    """What a step sampled, in the order of `Batch.rows`. A view of the slot's buffers: valid until `release`.
+
+    :ivar tokens: [n] sampled ids.
+    :ivar began, ended: when the device worked on the step, forward and sampling, in seconds on `Device.now`'s clock.
+    :ivar faulty: [n] true where the row's logits were not finite: its token means nothing.
+    :ivar logprobs: [n] of the chosen token; None when no row of the step asked.
+    :ivar top_ids, top_logprobs: [n, k] the likeliest tokens, best first, k the most that any row asked for.
+    """
+
+    tokens: Ints
+    began: float
+    ended: float
+    faulty: NDArray[np.bool_] | None = None
+    logprobs: NDArray[np.float32] | None = None
+    top_ids: Ints | None = None
+    top_logprobs: NDArray[np.float32] | None = None
+
+
+class Device(Protocol):
+    """Where steps run. Two slots take turns; each slot's order is launch, sample, results, release, launch, ...
+
+    Steps run in the order of their launches. A failure of any call, or of the device later, ends the device: it is
+    raised from the call or from `results`, and the device takes no further step.
+    """
+
+    limits: Limits
+
+    def launch(self, slot: int, batch: Batch) -> None:
+        """Enqueue the forward of ``batch``."""
+
+    def sample(self, slot: int) -> None:
+        """Enqueue sampling of the slot's forward, and the copy of its results to the host."""
+
+    async def results(self, slot: int) -> Results:
+        """Await the slot's results through the event loop, which gets at least one turn even when they are there."""
+
+    def release(self, slot: int) -> None:
+        """The slot's results have been read: its buffers are the device's again, until the next launch fills them."""
+
+    async def serve(self, *, task_status: TaskStatus[None]) -> None:
+        """Run what the device needs beside the loop (a worker thread, say), until `stop`."""
+
+    def stop(self) -> None:
+        """End `serve`, once no step is in flight. Frees the model and the KV cache."""
+
+    def now(self) -> float:
+        """Seconds on the clock that this device's times are in (virtual on ``sim``)."""

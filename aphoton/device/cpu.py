@@ -1,0 +1,176 @@
+"""The CPU device: steps in a worker thread, so that the event loop stays live."""
+
+import asyncio
+import contextlib
+import queue
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import anyio.to_thread
+import numpy as np
+import torch
+from anyio.abc import TaskStatus
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aphoton.attention import KVCache
+from aphoton.device.base import PENDING, Batch, Limits, Results
+from aphoton.models.step import StepInput
+from aphoton.sampling.sampler import Sampler
+
+__all__ = ["CpuDevice", "Model"]
+
+
+class Model(Protocol):
+    """What computes a step: the torch decoder or the native one."""
+
+    def forward(self, step: StepInput, kv: KVCache) -> Tensor:
+        """[n, V] float32, the logits behind each row's last token."""
+
+
+@dataclass(slots=True)
+class _SlotState:
+    """A slot's step between the calls. The worker's, but for ``done``, which is the loop's."""
+
+    batch: Batch | None = None
+    logits: Tensor | None = None
+    began: float = 0.0
+    done: asyncio.Future[Results] | None = None
+
+
+class CpuDevice:
+    """One worker thread takes forwards and samplings in the order in which they were launched.
+
+    The loop only puts work on a queue and awaits a future; what the rows need from step to step (last tokens, page
+    tables, sampler state) is the worker's alone.
+    """
+
+    def __init__(self, model: Model, kv: KVCache, limits: Limits, *, max_rows: int) -> None:
+        self.limits = limits
+        self._model: Model | None = model
+        self._kv: KVCache | None = kv
+        self._page_size = kv.page_size
+        columns = -(-limits.max_model_len // kv.page_size)
+        self._tables = np.zeros((max_rows + 1, columns), np.int32)
+        self._last = np.zeros(max_rows + 1, np.int64)
+        self._sampler = Sampler(max_rows=max_rows)
+        self._slots = (_SlotState(), _SlotState())
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._fault: Exception | None = None
+
+    # Device: called from the loop
+
+    def launch(self, slot: int, batch: Batch) -> None:
+        state = self._slots[slot]
+        self._work.put(lambda: self._forward(state, batch))
+
+    def sample(self, slot: int) -> None:
+        state = self._slots[slot]
+        assert self._loop is not None
+        done: asyncio.Future[Results] = self._loop.create_future()
+        state.done = done
+        self._work.put(lambda: self._sample(state, done))
+
+    async def results(self, slot: int) -> Results:
+        done = self._slots[slot].done
+        assert done is not None
+        if done.done():
+            await asyncio.sleep(0)
+        return await done
+
+    def release(self, slot: int) -> None:
+        self._slots[slot].done = None
+
+    async def serve(self, *, task_status: TaskStatus[None]) -> None:
+        self._loop = asyncio.get_running_loop()
+        task_status.started()
+        # A limiter of its own: this thread lives as long as the engine, and must not take one of the app's places.
+        await anyio.to_thread.run_sync(self._run, limiter=anyio.CapacityLimiter(1))
+        self._model = self._kv = None
+
+    def stop(self) -> None:
+        self._work.put(None)
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    # Called in the worker
+
+    def _run(self) -> None:
+        with torch.inference_mode():
+            while (work := self._work.get()) is not None:
+                work()
+
+    def _forward(self, state: _SlotState, batch: Batch) -> None:
+        state.began = time.perf_counter()
+        state.batch = batch
+        if self._fault is not None:
+            return
+        try:
+            assert self._model is not None and self._kv is not None
+            for sampling in batch.admitted:
+                self._sampler.admit(sampling)
+            pages = batch.new_pages
+            self._tables[pages[:, 0], pages[:, 1]] = pages[:, 2]
+            state.logits = self._model.forward(self._input(batch), self._kv)
+        except Exception as fault:
+            self._fault = fault
+
+    def _input(self, batch: Batch) -> StepInput:
+        tokens = batch.tokens.astype(np.int64)
+        ends = batch.lengths.cumsum() - 1
+        pending = tokens[ends] == PENDING
+        tokens[ends[pending]] = self._last[batch.rows[pending]]
+        columns = -(-int((batch.starts + batch.lengths).max()) // self._page_size)
+        return StepInput(
+            tokens=torch.from_numpy(tokens),
+            starts=torch.from_numpy(batch.starts),
+            lengths=torch.from_numpy(batch.lengths),
+            tables=torch.from_numpy(self._tables[batch.rows, :columns]),
+            host_starts=batch.starts,
+            host_lengths=batch.lengths,
+        )
+
+    def _sample(self, state: _SlotState, done: asyncio.Future[Results]) -> None:
+        results: Results | None = None
+        if self._fault is None:
+            try:
+                results = self._sampled(state)
+            except Exception as fault:
+                self._fault = fault
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits anything any more
+            self._loop.call_soon_threadsafe(_deliver, done, results, self._fault)
+
+    def _sampled(self, state: _SlotState) -> Results:
+        assert state.logits is not None and state.batch is not None
+        rows = state.batch.rows
+        sampled = self._sampler.sample(state.logits, rows, state.batch.counts)
+        state.logits = None
+        tokens = sampled.tokens.numpy()
+        self._last[rows] = tokens
+        return Results(
+            tokens=tokens.astype(np.int32),
+            faulty=~sampled.finite.numpy(),
+            began=state.began,
+            ended=time.perf_counter(),
+            logprobs=_numpy(sampled.logprobs),
+            top_ids=None if sampled.top_ids is None else sampled.top_ids.numpy().astype(np.int32),
+            top_logprobs=_numpy(sampled.top_logprobs),
+        )
+
+
+def _numpy(tensor: Tensor | None) -> NDArray[np.float32] | None:
+    return None if tensor is None else tensor.numpy()
+
+
+def _deliver(done: asyncio.Future[Results], results: Results | None, fault: Exception | None) -> None:
+    if done.done():
+        return
+    if results is not None:
+        done.set_result(results)
+    elif fault is not None:
+        done.set_exception(fault)

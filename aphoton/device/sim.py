@@ -1,0 +1,221 @@
+"""The simulated device: steps in virtual time, tokens from a script. No torch, and nothing to wait for.
+
+It computes a token from what stands in the KV pages, as a model does, and it executes a step late, as a GPU does. So a
+page, a row or a slot that is given to somebody else too early shows as a wrong token, or as a `SimFault`.
+"""
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import anyio
+import numpy as np
+from anyio.abc import TaskStatus
+from numpy.typing import NDArray
+
+from aphoton.device.base import PENDING, Batch, Limits, Results
+from aphoton.sampling import RowSampling
+
+__all__ = ["SimCosts", "SimDevice", "SimFault", "SimModel"]
+
+
+class SimFault(RuntimeError):
+    """The scheduler broke a rule of the device: something that a step in flight can touch was given away."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimCosts:
+    """What a step costs, in seconds of virtual time.
+
+    :ivar launch: host, to launch a forward.
+    :ivar forward: device, per forward.
+    :ivar forward_token: device, for each token that the forward feeds.
+    :ivar sampling: device.
+    :ivar copy: copy engine, of the results to the host.
+    :ivar commit: host, to take the results.
+    """
+
+    launch: float = 0.3e-3
+    forward: float = 2.0e-3
+    forward_token: float = 0.0
+    sampling: float = 0.1e-3
+    copy: float = 0.05e-3
+    commit: float = 0.5e-3
+
+
+def scripted_token(history: tuple[int, ...], seed: int, vocab_size: int) -> int:
+    """The default script: a token that depends on every token before it and on the seed."""
+    return hash((seed, *history)) % vocab_size
+
+
+@dataclass(slots=True, kw_only=True)
+class SimModel:
+    """A scripted model for ``Engine(SimModel(...))``.
+
+    :ivar script: (history, seed, vocab_size) -> token: what follows a row's tokens so far, prompt and output.
+    :ivar probe: called with the name of each call of the device as it begins (``launch``, ``sample``, ``results``); it
+        may raise, which is a device fault, or do anything that an app may do at that moment.
+    :ivar turns: turns of the event loop that awaiting a step's results takes, per step in a cycle; each at least 1.
+    """
+
+    vocab_size: int = 1000
+    max_model_len: int = 4096
+    eos_token_ids: tuple[int, ...] = (0,)
+    costs: SimCosts = field(default_factory=SimCosts)
+    script: Callable[[tuple[int, ...], int, int], int] = scripted_token
+    probe: Callable[[str], None] | None = None
+    turns: tuple[int, ...] = (1,)
+
+
+@dataclass(slots=True)
+class _SlotState:
+    """What a slot's step may touch, from its launch until its results are read."""
+
+    batch: Batch | None = None
+    pages: dict[int, int] = field(default_factory=dict)  # page -> row
+    owners: dict[int, int] = field(default_factory=dict)  # row -> how often the row has been admitted
+    began: float = 0.0
+    ended: float = 0.0
+    ready: float = 0.0
+    sampled: bool = False
+    executed: bool = False
+    tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+
+
+class SimDevice:
+    """Two slots, one compute stream, one copy engine, and a clock that only this device moves."""
+
+    def __init__(self, model: SimModel, *, pages: int, page_size: int, max_rows: int) -> None:
+        self.limits = Limits(
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+            pages=pages,
+            eos_token_ids=model.eos_token_ids,
+        )
+        self._model = model
+        self._page_size = page_size
+        self._tables: dict[int, dict[int, int]] = {}
+        self._memory = np.full((pages, page_size), -1, np.int64)
+        self._last: dict[int, int] = {}
+        self._sampling: dict[int, RowSampling] = {}
+        self._admissions = [0] * (max_rows + 1)
+        self._slots = (_SlotState(), _SlotState())
+        self._queue: list[int] = []
+        self._host = 0.0
+        self._compute_free = 0.0
+        self._copy_free = 0.0
+        self._reads = 0
+        self._stopped = anyio.Event()
+
+    # Device
+
+    def launch(self, slot: int, batch: Batch) -> None:
+        self._probe("launch")
+        state, costs = self._slots[slot], self._model.costs
+        if state.batch is not None:
+            raise SimFault(f"slot {slot} was launched before its results were read")
+        self._host += costs.launch
+        for sampling in batch.admitted:
+            self._admissions[sampling.row] += 1
+            self._sampling[sampling.row] = sampling
+            self._tables[sampling.row] = {}
+        for row, index, page in batch.new_pages.tolist():
+            self._tables[row][index] = page
+        state.batch = batch
+        state.sampled = state.executed = False
+        state.tokens = np.full(len(batch.rows), -1, np.int32)
+        state.owners = {row: self._admissions[row] for row in batch.rows.tolist()}
+        state.pages = {page: row for row in state.owners for page in self._tables[row].values()}
+        self._refuse_shared(slot)
+        state.began = max(self._host, self._compute_free)
+        self._compute_free = state.began + costs.forward + costs.forward_token * len(batch.tokens)
+        self._queue.append(slot)
+
+    def sample(self, slot: int) -> None:
+        self._probe("sample")
+        state, costs = self._slots[slot], self._model.costs
+        if state.batch is None or state.sampled:
+            raise SimFault(f"slot {slot} has no forward to sample")
+        sampled = max(self._host, self._compute_free) + costs.sampling
+        self._compute_free = state.ended = sampled
+        self._copy_free = state.ready = max(sampled, self._copy_free) + costs.copy
+        state.sampled = True
+
+    async def results(self, slot: int) -> Results:
+        self._probe("results")
+        state = self._slots[slot]
+        if not state.sampled:
+            raise SimFault(f"slot {slot} was read before it was sampled")
+        for _ in range(max(1, self._model.turns[self._reads % len(self._model.turns)])):
+            await asyncio.sleep(0)
+        self._reads += 1
+        self._host = max(self._host, state.ready)
+        while not state.executed:  # steps run in the order of their launches
+            self._execute(self._slots[self._queue.pop(0)])
+        # A scripted token is certain: its log-probability is 0, and it has no alternatives.
+        logprobs = np.zeros(len(state.tokens), np.float32)
+        return Results(tokens=state.tokens, began=state.began, ended=state.ended, logprobs=logprobs)
+
+    def release(self, slot: int) -> None:
+        state = self._slots[slot]
+        state.batch = None
+        state.tokens[:] = -1  # a later read finds nothing
+        self._host += self._model.costs.commit
+
+    async def serve(self, *, task_status: TaskStatus[None]) -> None:
+        task_status.started()
+        await self._stopped.wait()
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def now(self) -> float:
+        return self._host
+
+    # What a GPU would do
+
+    def _execute(self, state: _SlotState) -> None:
+        """Write the step's tokens to the pages, and sample from what stands there."""
+        batch = state.batch
+        assert batch is not None
+        fed = 0
+        for index, row in enumerate(batch.rows.tolist()):
+            start, length = int(batch.starts[index]), int(batch.lengths[index])
+            tokens = batch.tokens[fed : fed + length].tolist()
+            fed += length
+            if tokens[0] == PENDING:
+                tokens = [self._last[row]]
+            table = self._tables[row]
+            for position, token in enumerate(tokens, start):
+                self._memory[table[position // self._page_size], position % self._page_size] = token
+            history = tuple(
+                int(self._memory[table[p // self._page_size], p % self._page_size]) for p in range(start + length)
+            )
+            token = self._choose(history, row, int(batch.counts[index]))
+            self._last[row] = state.tokens[index] = token
+        state.executed = True
+
+    def _choose(self, history: tuple[int, ...], row: int, count: int) -> int:
+        sampling = self._sampling[row]
+        seed = sampling.seed if sampling.temperature > 0 else 0
+        token = self._model.script(history, seed, self._model.vocab_size)
+        if count < sampling.min_tokens:
+            while token in sampling.banned:
+                token = (token + 1) % self._model.vocab_size
+        return token
+
+    def _refuse_shared(self, slot: int) -> None:
+        """A page or a row of this launch must not be another sequence's in a step that has not been read."""
+        new, other = self._slots[slot], self._slots[1 - slot]
+        if other.batch is None:
+            return
+        for row, owner in new.owners.items():
+            if other.owners.get(row, owner) != owner:
+                raise SimFault(f"row {row} was given away while a step in flight computes it")
+        for page, row in new.pages.items():
+            if other.pages.get(page, row) != row:
+                raise SimFault(f"page {page} was given to row {row} while a step in flight has it for another")
+
+    def _probe(self, call: str) -> None:
+        if self._model.probe is not None:
+            self._model.probe(call)

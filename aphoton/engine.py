@@ -1,0 +1,484 @@
+"""`Engine`: what an app calls. Admission, life and death."""
+
+import asyncio
+import os
+import random
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Sequence as Many
+from types import TracebackType
+from typing import Any, Literal, Self, TypeVar
+
+import anyio
+import anyio.to_thread
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from aphoton.checks import build
+from aphoton.completion import Completion
+from aphoton.config import EngineConfig
+from aphoton.device.base import Limits
+from aphoton.device.sim import SimModel
+from aphoton.errors import AphotonError, EngineClosed, EngineDead, EngineOverloaded, InvalidRequest, PromptTooLong
+from aphoton.loader import Loaded, Progress, load
+from aphoton.observe import Stats, Timeline
+from aphoton.request import Request
+from aphoton.sampling import RowSampling, SamplingParams
+from aphoton.scheduler import Pipeline, Scheduler, Sequence
+from aphoton.stream import CompletionStream
+
+__all__ = ["Engine", "Prompt"]
+
+Prompt = str | Many[int]
+T = TypeVar("T")
+
+INLINE_TEXT = 512
+"""Characters of text that are tokenized on the loop: shorter than the hop to a thread and back costs."""
+
+
+class Engine:
+    """A model, and the loop that runs it, inside an asyncio program.
+
+    ::
+
+        async with aphoton.Engine("smollm2") as engine:
+            done = await engine.generate("Once upon a time", max_tokens=64)
+
+    One object, no subprocess and no global state: several engines live in one process. An engine belongs to the event
+    loop on which it was started, and is started once.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | SimModel,
+        config: EngineConfig | None = None,
+        *,
+        progress: Progress | None = None,
+        **settings: Any,
+    ) -> None:
+        """Nothing is loaded yet; `start` does that.
+
+        :param model: ``"smollm2"``, a hub id, a folder (safetensors), a ``.gguf`` file, ``"random:tiny"`` and other
+            random shapes, or a `SimModel`.
+        :param config: settings; or give them as keyword arguments, which go before those in ``config``.
+        :param progress: called with (what, done, total) while a model is fetched, from another thread.
+        :raises InvalidRequest: for a setting that does not exist or cannot be.
+        """
+        self.config = _merge(EngineConfig, config, settings)
+        self._model = model
+        self._progress = progress
+        self._state: Literal["new", "starting", "running", "closing", "closed", "dead"] = "new"
+        self._fault: BaseException | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._loaded: Loaded | None = None
+        self._scheduler: Scheduler | None = None
+        self._pipeline: Pipeline | None = None
+        self._door: deque[tuple[asyncio.Future[None], Sequence]] = deque()
+        self._seeds = random.Random(self.config.seed)
+        self.timeline = Timeline()
+
+    # Life and death
+
+    async def start(self) -> Self:
+        """Load the model, off the loop, and begin to serve.
+
+        :raises ModelError: when the model cannot be found, read or run.
+        :raises EngineClosed: when the engine has been started before.
+        """
+        if self._state != "new":
+            raise EngineClosed("an engine is started once: make another one")
+        self._state = "starting"
+        self._loop = asyncio.get_running_loop()
+        try:
+            loaded = await anyio.to_thread.run_sync(load, self._model, self.config, self._progress)
+        except BaseException:
+            self._state = "closed"
+            raise
+        if self._state != "starting":
+            loaded.device.stop()
+            raise EngineClosed("the engine was closed while it started")
+        self._loaded = loaded
+        self._scheduler = Scheduler(
+            loaded.device.limits,
+            max_rows=self.config.max_rows,
+            page_size=self.config.page_size,
+            max_step_tokens=self.config.max_step_tokens,
+            now=loaded.device.now,
+            check=os.environ.get("APHOTON_DEBUG", "0") not in ("", "0"),
+        )
+        self._scheduler.on_room = self._open_door
+        self._pipeline = Pipeline(
+            self._scheduler, loaded.device, depth=self.config.pipeline_depth, timeline=self.timeline
+        )
+        ready: asyncio.Future[None] = self._loop.create_future()
+        self._task = self._loop.create_task(self._serve(ready), name="aphoton engine")
+        try:
+            await ready
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def aclose(self, *, drain: bool | float = False) -> None:
+        """Stop serving and free everything. Calling it again does nothing.
+
+        :param drain: what happens to requests that run or wait. False: they end with `EngineClosed`. True: they run to
+            their end first. A number: they get so many seconds. New ones are refused meanwhile.
+        """
+        if self._state in ("new", "starting"):
+            self._state = "closed"
+        if self._task is None:
+            return
+        self._own_loop()
+        if self._state == "running":
+            self._state = "closing"
+            self._close_door(lambda: EngineClosed("the engine is closing"))
+            if drain:
+                await self._drained(None if drain is True else float(drain))
+            self._end_all(lambda: EngineClosed("the engine was closed"))
+        if self._pipeline is not None:
+            self._pipeline.close()
+        # Shielded: a device that is freed while its thread still works takes the program with it.
+        with anyio.CancelScope(shield=True):
+            await asyncio.wait([self._task])
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    # Requests
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any) -> Completion:
+        """Run a prompt to its end.
+
+        :param prompt: text, or token ids.
+        :param sampling: fields of `SamplingParams`; they go before those in ``params``.
+        :raises InvalidRequest: a parameter that does not exist or cannot be; its ``field`` names it.
+        :raises PromptTooLong: the prompt can never fit.
+        :raises EngineOverloaded: the queue is full and the engine raises then.
+        :raises EngineClosed: the engine is not running.
+        :raises EngineDead: a device fault ended the engine.
+        """
+        return await self.stream(prompt, params, **sampling).completion()
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any) -> CompletionStream:
+        """The same as `generate`, piece by piece. Parameters are checked here, the prompt when it is submitted."""
+        return self._stream(lambda: self._encode(prompt), params, sampling, continues=True)
+
+    async def chat(
+        self, messages: Many[Mapping[str, Any]], params: SamplingParams | None = None, **sampling: Any
+    ) -> Completion:
+        """Answer a conversation, through the model's own chat template.
+
+        :param messages: each with a ``role`` and a ``content``.
+        :raises InvalidRequest: messages that the template does not take, or a model without one.
+        """
+        return await self.chat_stream(messages, params, **sampling).completion()
+
+    def chat_stream(
+        self, messages: Many[Mapping[str, Any]], params: SamplingParams | None = None, **sampling: Any
+    ) -> CompletionStream:
+        """The same as `chat`, piece by piece."""
+        return self._stream(lambda: self._encode_chat(messages), params, sampling, continues=False)
+
+    async def tokenize(self, text: str) -> list[int]:
+        """The token ids of ``text`` as a prompt, special tokens included."""
+        tokenizer = self._running().tokenizer
+        if not isinstance(text, str):
+            raise InvalidRequest("text", f"must be a string, not {type(text).__name__}")
+        return await _off_loop(len(text), lambda: tokenizer.encode(text))
+
+    async def detokenize(self, ids: Many[int]) -> str:
+        """The text of ``ids``, special tokens left out."""
+        loaded = self._running()
+        checked = _token_ids("ids", ids, loaded.device.limits.vocab_size)
+        return await _off_loop(len(checked), lambda: loaded.tokenizer.decode(checked.tolist()))
+
+    def stats(self) -> Stats:
+        """A snapshot of the engine."""
+        self._running(also_closing=True)
+        scheduler, pipeline, totals = self._scheduler, self._pipeline, self.timeline.totals
+        assert scheduler is not None and pipeline is not None
+        return Stats(
+            running=scheduler.running,
+            waiting=len(scheduler.waiting) + len(self._door),
+            pages_free=scheduler.pool.free,
+            pages_cached=0,
+            pages_used=scheduler.pool.used,
+            zombies=scheduler.zombies,
+            zombies_total=scheduler.zombies_total,
+            steps=pipeline.steps,
+            tokens=scheduler.tokens,
+            launch_time=totals["launch"],
+            wait_time=totals["wait"],
+            commit_time=totals["commit"],
+            sample_time=totals["sample"],
+            device_busy=totals["device"],
+            device_idle=self.timeline.device_idle,
+        )
+
+    @property
+    def limits(self) -> Limits:
+        """What the loaded model and its device allow: vocabulary, longest sequence, pages, end tokens."""
+        return self._running(also_closing=True).device.limits
+
+    # Submission
+
+    def _stream(
+        self,
+        encode: Callable[[], Awaitable[NDArray[np.int32]]],
+        params: SamplingParams | None,
+        sampling: dict[str, Any],
+        *,
+        continues: bool,
+    ) -> CompletionStream:
+        checked = _merge(SamplingParams, params, sampling)
+        return CompletionStream(lambda: self._submit(encode, checked, continues), self._abort)
+
+    async def _submit(
+        self, encode: Callable[[], Awaitable[NDArray[np.int32]]], params: SamplingParams, continues: bool
+    ) -> Request:
+        loaded = self._running()
+        begin = loaded.device.now()
+        prompt = await encode()
+        self._running()  # it may have been closed meanwhile
+        sequence = self._sequence(prompt, params, loaded, begin)
+        request = Request(sequence, params, loaded.tokenizer, continues=continues)
+        await self._enter(sequence)
+        return request
+
+    async def _encode(self, prompt: Prompt) -> NDArray[np.int32]:
+        loaded = self._running()
+        if isinstance(prompt, str):
+            text = prompt
+            return np.array(await _off_loop(len(text), lambda: loaded.tokenizer.encode(text)), np.int32)
+        return _token_ids("prompt", prompt, loaded.device.limits.vocab_size)
+
+    async def _encode_chat(self, messages: Many[Mapping[str, Any]]) -> NDArray[np.int32]:
+        loaded = self._running()
+        template, tokenizer = loaded.chat_template, loaded.tokenizer
+        if template is None:
+            raise InvalidRequest("messages", "this model has no chat template: use generate() or stream()")
+
+        def encode() -> list[int]:
+            return tokenizer.encode(template.render(messages), add_special_tokens=False)
+
+        return np.array(await anyio.to_thread.run_sync(encode), np.int32)
+
+    def _sequence(
+        self, prompt: NDArray[np.int32], params: SamplingParams, loaded: Loaded, submitted_at: float
+    ) -> Sequence:
+        """A sequence that fits, or an error that says why it never can."""
+        limits, scheduler = loaded.device.limits, self._scheduler
+        assert scheduler is not None
+        if not len(prompt):
+            raise InvalidRequest("prompt", "must hold at least one token")
+        if len(prompt) >= limits.max_model_len:
+            raise PromptTooLong(
+                f"{len(prompt)} tokens leave no room for an answer: max_model_len is {limits.max_model_len}"
+            )
+        for token in params.stop_token_ids:
+            if token >= limits.vocab_size:
+                raise InvalidRequest("stop_token_ids", f"{token} is not below the vocabulary size {limits.vocab_size}")
+        room = limits.max_model_len - len(prompt)
+        limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        pages = scheduler.pages_for(len(prompt), limit)
+        if pages > scheduler.pool.usable:
+            raise PromptTooLong(
+                f"{len(prompt)} tokens and {limit} more need {pages} KV pages, and the engine has "
+                f"{scheduler.pool.usable}: ask for fewer max_tokens, or raise kv_pages"
+            )
+        stops = frozenset(params.stop_token_ids) | (
+            frozenset() if params.ignore_eos else frozenset(limits.eos_token_ids)
+        )
+        return Sequence(
+            prompt,
+            limit=limit,
+            sampling=RowSampling(
+                seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
+                temperature=float(params.temperature),
+                top_k=params.top_k,
+                top_p=float(params.top_p),
+                min_p=float(params.min_p),
+                min_tokens=params.min_tokens,
+                banned=tuple(sorted(stops)),
+                logprobs=params.logprobs,
+            ),
+            stop_ids=stops,
+            min_tokens=params.min_tokens,
+            submitted_at=submitted_at,
+        )
+
+    def _full(self) -> bool:
+        assert self._scheduler is not None
+        return len(self._scheduler.waiting) >= self.config.max_waiting + self._scheduler.rows.free
+
+    async def _enter(self, sequence: Sequence) -> None:
+        """Hand the sequence to the scheduler, when there is a place; first come, first served."""
+        if not self._door and not self._full():
+            self._add(sequence)
+            return
+        if self.config.overload == "raise":
+            raise EngineOverloaded(f"{self.config.max_waiting} requests wait already (max_waiting)")
+        assert self._loop is not None
+        place: asyncio.Future[None] = self._loop.create_future()
+        entry = (place, sequence)
+        self._door.append(entry)
+        try:
+            await place
+        except asyncio.CancelledError:
+            if not place.cancelled():  # it had been let in
+                self._abort_here(sequence)
+            elif entry in self._door:
+                self._door.remove(entry)
+            raise
+
+    def _open_door(self) -> None:
+        """Let in those who wait at the door, as far as there is room."""
+        while self._door and not self._full():
+            place, sequence = self._door.popleft()
+            if not place.done():
+                place.set_result(None)
+                self._add(sequence)
+
+    def _close_door(self, error: Callable[[], Exception]) -> None:
+        while self._door:
+            place, _ = self._door.popleft()
+            if not place.done():
+                place.set_exception(error())
+
+    def _add(self, sequence: Sequence) -> None:
+        assert self._scheduler is not None and self._pipeline is not None
+        self._scheduler.add(sequence)
+        self._pipeline.wake()
+
+    def _abort(self, request: Request) -> None:
+        """End a request. From any thread: garbage is collected wherever it is found."""
+        try:
+            here = asyncio.get_running_loop() is self._loop
+        except RuntimeError:
+            here = False
+        if here:
+            self._abort_here(request.sequence)
+        elif self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._abort_here, request.sequence)
+
+    def _abort_here(self, sequence: Sequence) -> None:
+        assert self._scheduler is not None
+        self._scheduler.abort(sequence)
+
+    # The loop
+
+    async def _serve(self, ready: asyncio.Future[None]) -> None:
+        """The engine's one task: the device's thread beside it, and tick after tick until closed."""
+        assert self._loaded is not None and self._pipeline is not None
+        device = self._loaded.device
+        try:
+            async with anyio.create_task_group() as group:
+                try:
+                    await group.start(device.serve)
+                    self._state = "running"
+                    ready.set_result(None)
+                    await self._pipeline.run()
+                except Exception as error:
+                    self._die(error)
+                finally:
+                    device.stop()
+        except Exception as error:  # of the device's own task
+            self._die(error)
+        finally:
+            if self._state != "dead":
+                self._state = "closed"
+            self._close_door(self._gone)
+            self._end_all(self._gone)
+            if not ready.done():
+                ready.set_exception(self._gone())
+            # What is left of the engine holds no model: a second one fits in what this one used.
+            self._loaded = None
+            self._pipeline = None
+
+    def _die(self, fault: BaseException) -> None:
+        if self._state == "dead":
+            return
+        self._state = "dead"
+        self._fault = fault
+        self._close_door(self._gone)
+        self._end_all(self._gone)
+
+    def _gone(self) -> EngineDead | EngineClosed:
+        """Why there is no engine any more: a new error for each who asks."""
+        if self._fault is None:
+            return EngineClosed("the engine was closed")
+        error = EngineDead(f"the engine has died: {type(self._fault).__name__}: {self._fault}")
+        error.__cause__ = self._fault
+        return error
+
+    def _end_all(self, error: Callable[[], Exception]) -> None:
+        if self._scheduler is not None:
+            self._scheduler.fail_all(error)
+
+    async def _drained(self, seconds: float | None) -> None:
+        assert self._scheduler is not None and self._task is not None and self._pipeline is not None
+        self._pipeline.close()  # returns when nobody waits or runs
+        await asyncio.wait([self._task], timeout=seconds)
+
+    def _running(self, *, also_closing: bool = False) -> Loaded:
+        """What is loaded.
+
+        :raises EngineDead: after a device fault.
+        :raises EngineClosed: when the engine is not running.
+        :raises AphotonError: on another event loop than the engine's.
+        """
+        if self._state == "dead":
+            raise self._gone()
+        if self._state == "new":
+            raise EngineClosed(
+                "the engine has not been started: use `async with Engine(...)` or `await engine.start()`"
+            )
+        if self._loaded is None or not (self._state == "running" or (also_closing and self._state == "closing")):
+            raise EngineClosed(f"the engine is {self._state}")
+        self._own_loop()
+        return self._loaded
+
+    def _own_loop(self) -> None:
+        if asyncio.get_running_loop() is not self._loop:
+            raise AphotonError("this engine runs on another event loop: an engine belongs to the loop that started it")
+
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+def _merge(kind: type[S], given: S | None, fields: dict[str, Any]) -> S:
+    """``given`` with ``fields`` on top."""
+    if given is None:
+        return build(kind, fields)
+    if not isinstance(given, kind):
+        raise InvalidRequest("params" if kind is SamplingParams else "config", f"must be a {kind.__name__}")
+    return build(kind, {**msgspec.structs.asdict(given), **fields}) if fields else given
+
+
+def _token_ids(field: str, ids: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
+    """Token ids from a caller, checked.
+
+    :raises InvalidRequest: unless they are integers in ``0..vocab_size - 1``.
+    """
+    try:
+        given = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
+    except (TypeError, ValueError):
+        raise InvalidRequest(field, "must be text or a list of token ids") from None
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise InvalidRequest(field, "must be text or a list of token ids")
+    if given.size and (given.min() < 0 or given.max() >= vocab_size):
+        raise InvalidRequest(field, f"token ids must be from 0 to {vocab_size - 1}")
+    return given.astype(np.int32)
+
+
+async def _off_loop(size: int, work: Callable[[], T]) -> T:
+    """Do ``work`` in a thread, unless it is so small that the hop costs more."""
+    return work() if size <= INLINE_TEXT else await anyio.to_thread.run_sync(work)

@@ -1,0 +1,697 @@
+/* A decoder's whole forward in one call: embedding, layers over a paged KV cache, logits of each row's last token.
+ *
+ * Weights and KV cache are float32 or bfloat16, everything else float32. Called from Python through ctypes: the
+ * structures below have their twins in `native.py`. One call at a time on one decoder, from any thread. */
+
+#if defined(__linux__)
+#define _GNU_SOURCE
+#include <sys/mman.h>
+#endif
+
+#include "attention.h"
+#include "linear.h"
+
+#define EXPORT __attribute__((visibility("default")))
+#define HUGE_PAGE ((size_t)1 << 21)
+#define MOST_HEAD_DIM 512
+
+enum { OK = 0, NO_MEMORY = 1, BAD_TOKEN = 2, BAD_PAGE = 3, BAD_POSITION = 4 };
+enum { LAYER_PHASES = 9, OTHER_PHASES = 3 };
+
+typedef struct {
+    int64_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, positions;
+    int64_t type; /* of weights and KV cache: a `dtype` */
+    int64_t threads;
+    int64_t qkv_bias, o_bias, qk_norm; /* whether there are any */
+    double eps;
+    const float *cos, *sin; /* [positions, head_dim / 2], the caller's for as long as the decoder lives */
+    const void *embed;      /* [vocab, hidden] likewise; NULL: the head's rows */
+} shape;
+
+/* Weights of a layer: vectors float32, matrices [out, in] of the decoder's type. NULL where there is none. */
+typedef struct {
+    int64_t window; /* tokens that a token sees, itself included; 0 for all */
+    const float *input_norm, *post_norm, *q_norm, *k_norm, *qkv_bias, *o_bias;
+    const void *qkv, *o, *gate_up, *down;
+} layer_weights;
+
+typedef struct {
+    long window;
+    float *input_norm, *post_norm, *q_norm, *k_norm;
+    matrix qkv, o, gate_up, down;
+} layer;
+
+/* What one forward is given. */
+typedef struct {
+    const int64_t *tokens;                    /* [total] */
+    const int32_t *starts, *lengths, *tables; /* [rows], [rows], [rows, table_width] */
+    char *kv;                                 /* [layers, 2, pages, page_size, kv_heads, head_dim] */
+    float *logits;                            /* [rows, vocab] */
+    int64_t rows, total, table_width, pages, page_size;
+} step;
+
+/* Consecutive tokens of a row, for some KV heads. */
+typedef struct {
+    long row, token, tokens; /* the first token's place in the step, and how many */
+    long head, heads;
+    long from, to; /* segments of their past */
+    long part; /* where in `part_sums` the result goes, to be merged; -1: it is the whole result */
+} attention_item;
+
+typedef struct {
+    long row, token, part, parts;
+} merge_item;
+
+typedef struct {
+    attention_item *items;
+    merge_item *merges;
+    long item_count, merge_count, part_count;
+} attention_plan;
+
+/* Buffers of a step. They grow to the largest step seen, and are kept. */
+typedef struct {
+    char *memory;
+    long tokens, rows, items, merges, parts; /* for how many there is room */
+    float *x;                   /* [tokens][x_width] residual stream; 0 beyond `hidden` */
+    float *last_x;              /* [rows][x_width] the same of each row's last token, at the end of the last layer */
+    float *h;                   /* [tokens][x_width] normed */
+    float *qkv;                 /* [tokens][qkv_width] */
+    float *q;                   /* [tokens][heads][head_width] rotated, scaled, in the order of `load_pair` */
+    float *attended;            /* [tokens][o_width] */
+    float *act;                 /* [tokens][act_width] */
+    float *part_sums;           /* [parts][heads][head_width] */
+    softmax *part_of;           /* [parts][kv_heads][group_quads] */
+    long *row_of, *position;    /* [tokens] */
+    long *last;                 /* [rows] place of each row's last token */
+    attention_plan plan, trimmed; /* of all tokens, and of each row's last one only */
+} scratch;
+
+typedef struct {
+    shape shape;
+    team *team;
+    layer *layers;
+    float *final_norm;
+    matrix head;
+    char *memory; /* of all weights */
+    char *room;   /* of all threads' tiles and attention rooms */
+    long x_width, qkv_width, o_width, act_width, head_width, group, group_quads;
+    float **tiles;
+    attention_room *rooms;
+    step step;
+    scratch scratch;
+} decoder;
+
+/* ---- Memory ---- */
+
+static long round_up(long value, long unit) { return (value + unit - 1) / unit * unit; }
+static long least(long a, long b) { return a < b ? a : b; }
+static long most(long a, long b) { return a > b ? a : b; }
+
+/* Floats from one row to the next: whole panels of any CHUNK, and an odd number of cache lines, or rows would meet in the same few
+ * places of the cache. */
+static long row_width(long values) { return (round_up(values, 32) / 16 | 1) * 16; }
+
+/* Large blocks ask for huge pages: with small ones each step would look up every page of the weights anew. */
+static char *allocate(size_t bytes)
+{
+    void *memory = NULL;
+    const bool large = bytes >= HUGE_PAGE;
+    if (posix_memalign(&memory, large ? HUGE_PAGE : 64, bytes ? bytes : 64))
+        return NULL;
+#if defined(__linux__)
+    if (large)
+        madvise(memory, bytes, MADV_HUGEPAGE);
+#endif
+    return memory;
+}
+
+/* Hands out memory in whole cache lines; from base NULL it only measures. */
+typedef struct {
+    char *base;
+    size_t used;
+} region;
+
+static void *take(region *r, long count, size_t size)
+{
+    char *at = r->base ? r->base + r->used : NULL;
+    r->used += ((size_t)count * size + 63) / 64 * 64;
+    return at;
+}
+
+static matrix take_matrix(region *r, long n, long k, int type, bool pair, bool bias)
+{
+    matrix w = {.n = n, .k = k, .panels = round_up(n, CHUNK) / CHUNK * (pair ? 2 : 1)};
+    w.data = take(r, w.panels * CHUNK * k, dtype_size(type));
+    w.bias = bias ? take(r, w.panels * CHUNK, sizeof(float)) : NULL;
+    return w;
+}
+
+static void take_weights(decoder *d, region *r)
+{
+    const shape *s = &d->shape;
+    const long queries = s->heads * s->head_dim, hidden = s->hidden;
+    const int type = (int)s->type;
+    for (long i = 0; i < s->layers; i++) {
+        layer *l = d->layers + i;
+        l->input_norm = take(r, d->x_width, sizeof(float));
+        l->post_norm = take(r, d->x_width, sizeof(float));
+        l->q_norm = s->qk_norm ? take(r, s->head_dim, sizeof(float)) : NULL;
+        l->k_norm = s->qk_norm ? take(r, s->head_dim, sizeof(float)) : NULL;
+        l->qkv = take_matrix(r, queries + 2 * s->kv_heads * s->head_dim, hidden, type, false, s->qkv_bias);
+        l->o = take_matrix(r, hidden, queries, type, false, s->o_bias);
+        l->gate_up = take_matrix(r, s->intermediate, hidden, type, true, false);
+        l->down = take_matrix(r, hidden, s->intermediate, type, false, false);
+    }
+    d->final_norm = take(r, d->x_width, sizeof(float));
+    d->head = take_matrix(r, s->vocab, hidden, type, false, false);
+}
+
+static void take_rooms(decoder *d, region *r)
+{
+    const long copies = BLOCK * d->head_width;
+    for (long i = 0; i < d->shape.threads; i++) {
+        attention_room *room = d->rooms + i;
+        d->tiles[i] = take(r, GROUP * BLOCK_ROWS * CHUNK, sizeof(float));
+        room->part = take(r, ITEM_QUERIES * d->head_width, sizeof(float));
+        room->whole = take(r, ITEM_QUERIES * d->head_width, sizeof(float));
+        room->part_of = take(r, ITEM_QUERIES / QUAD, sizeof(softmax));
+        room->whole_of = take(r, ITEM_QUERIES / QUAD, sizeof(softmax));
+        room->keys = take(r, copies, dtype_size((int)d->shape.type));
+        room->values = take(r, copies, dtype_size((int)d->shape.type));
+    }
+}
+
+static void take_scratch(const decoder *d, scratch *s, region *r)
+{
+    const size_t f = sizeof(float);
+    s->x = take(r, s->tokens * d->x_width, f);
+    s->last_x = take(r, s->rows * d->x_width, f);
+    s->h = take(r, s->tokens * d->x_width, f);
+    s->qkv = take(r, s->tokens * d->qkv_width, f);
+    s->q = take(r, s->tokens * d->shape.heads * d->head_width, f);
+    s->attended = take(r, s->tokens * d->o_width, f);
+    s->act = take(r, s->tokens * d->act_width, f);
+    s->part_sums = take(r, s->parts * d->shape.heads * d->head_width, f);
+    s->part_of = take(r, s->parts * d->shape.kv_heads * d->group_quads, sizeof(softmax));
+    s->row_of = take(r, s->tokens, sizeof(long));
+    s->position = take(r, s->tokens, sizeof(long));
+    s->last = take(r, s->rows, sizeof(long));
+    s->plan.items = take(r, s->items, sizeof(attention_item));
+    s->trimmed.items = take(r, s->items, sizeof(attention_item));
+    s->plan.merges = take(r, s->merges, sizeof(merge_item));
+    s->trimmed.merges = take(r, s->merges, sizeof(merge_item));
+}
+
+/* ---- Planning of attention ---- */
+
+/* Lists the attention of a step, of all its tokens or of each row's last one. With `write` unset it only counts. */
+static void make_plan(const decoder *d, bool trim, bool write, attention_plan *plan)
+{
+    const step *s = &d->step;
+    const long threads = d->shape.threads, kv_heads = d->shape.kv_heads, most_tokens = ITEM_QUERIES / d->group;
+    const bool crowded = s->rows >= 4 * threads; /* enough rows to keep all threads busy with one each */
+    long items = 0, merges = 0, parts = 0, first = 0;
+    for (long row = 0; row < s->rows; row++) {
+        const long length = s->lengths[row], begin = first;
+        first += length;
+        if (length > 1 && !trim) {
+            /* From the last tokens on, which have most to do: threads then end together. */
+            for (long at = (length - 1) / most_tokens * most_tokens; at >= 0; at -= most_tokens)
+                for (long head = 0; head < kv_heads; head++, items++)
+                    if (write)
+                        plan->items[items] = (attention_item){
+                            row, begin + at, least(most_tokens, length - at), head, 1, 0, LONG_MAX, -1};
+            continue;
+        }
+        const long token = begin + length - 1, segments = (s->starts[row] + length - 1) / SEGMENT + 1;
+        const long each = crowded ? 4 : 1, heads = crowded ? kv_heads : 1, count = (segments + each - 1) / each;
+        for (long i = 0; i < count; i++)
+            for (long head = 0; head < kv_heads; head += heads, items++)
+                if (write)
+                    plan->items[items] = (attention_item){
+                        row, token, 1, head, heads, i * each, (i + 1) * each, count > 1 ? parts + i : -1};
+        if (count > 1) {
+            if (write)
+                plan->merges[merges] = (merge_item){row, token, parts, count};
+            merges++;
+            parts += count;
+        }
+    }
+    plan->item_count = items;
+    plan->merge_count = merges;
+    plan->part_count = parts;
+}
+
+/* Checks the step in `d` and gets its buffers ready. */
+static int prepare(decoder *d)
+{
+    const step *s = &d->step;
+    scratch *b = &d->scratch;
+    long first = 0;
+    for (long row = 0; row < s->rows; row++) {
+        const long start = s->starts[row], length = s->lengths[row];
+        if (start < 0 || length < 1 || start + length > d->shape.positions)
+            return BAD_POSITION;
+        const long used = (start + length + s->page_size - 1) / s->page_size;
+        if (used > s->table_width)
+            return BAD_PAGE;
+        for (long i = 0; i < used; i++)
+            if (s->tables[row * s->table_width + i] < 0 || s->tables[row * s->table_width + i] >= s->pages)
+                return BAD_PAGE;
+        first += length;
+    }
+    if (first != s->total)
+        return BAD_POSITION;
+    for (long i = 0; i < s->total; i++)
+        if (s->tokens[i] < 0 || s->tokens[i] >= d->shape.vocab)
+            return BAD_TOKEN;
+
+    attention_plan all, trimmed;
+    make_plan(d, false, false, &all);
+    make_plan(d, true, false, &trimmed);
+    const long items = most(all.item_count, trimmed.item_count), merges = most(all.merge_count, trimmed.merge_count);
+    const long parts = most(all.part_count, trimmed.part_count);
+    if (s->total > b->tokens || s->rows > b->rows || items > b->items || merges > b->merges || parts > b->parts) {
+        scratch larger = {
+            .tokens = most(b->tokens, round_up(s->total, 16)),
+            .rows = most(b->rows, round_up(s->rows, 16)),
+            .items = most(b->items, round_up(items, 64)),
+            .merges = most(b->merges, round_up(merges, 64)),
+            .parts = most(b->parts, round_up(parts, 64)),
+        };
+        region measure = {NULL, 0};
+        take_scratch(d, &larger, &measure);
+        larger.memory = allocate(measure.used);
+        if (!larger.memory)
+            return NO_MEMORY;
+        region r = {larger.memory, 0};
+        take_scratch(d, &larger, &r);
+        free(b->memory);
+        *b = larger;
+        memset(b->x, 0, sizeof(float) * (size_t)(b->tokens * d->x_width));
+    }
+    make_plan(d, false, true, &b->plan);
+    make_plan(d, true, true, &b->trimmed);
+    for (long row = 0, token = 0; row < s->rows; row++) {
+        for (long i = 0; i < s->lengths[row]; i++, token++) {
+            b->row_of[token] = row;
+            b->position[token] = s->starts[row] + i;
+        }
+        b->last[row] = token - 1;
+    }
+    return OK;
+}
+
+/* ---- Phases ---- */
+
+/* What a thread carries from phase to phase. */
+typedef struct {
+    decoder *d;
+    int layer;
+    bool trim;          /* the last layer: only each row's last token goes on after attention */
+    const float *in;    /* of `norm_items` */
+    const float *weight;
+    const long *pick;   /* rows of `in`, or NULL for all in order */
+} work;
+
+static void embed_items(void *context, int thread, phase *p, long begin, long end)
+{
+    const work *w = context;
+    const shape *s = &w->d->shape;
+    (void)thread;
+    (void)p;
+    for (long i = begin; i < end; i++) {
+        const int64_t token = w->d->step.tokens[i];
+        float *x = w->d->scratch.x + i * w->d->x_width;
+        if (!s->embed) {
+            unpack_row(&w->d->head, (int)s->type, token, x);
+        } else if (s->type == BF16) {
+            const uint16_t *row = (const uint16_t *)s->embed + token * s->hidden;
+            for (long j = 0; j < s->hidden; j++)
+                x[j] = from_bf16(row[j]);
+        } else {
+            memcpy(x, (const float *)s->embed + token * s->hidden, sizeof(float) * (size_t)s->hidden);
+        }
+    }
+}
+
+/* out = x / sqrt(mean(x^2) + eps) * weight */
+ALWAYS void rms_norm(const float *x, const float *weight, long n, float eps, float *out)
+{
+    vec squares[4] = {splat(0.0f), splat(0.0f), splat(0.0f), splat(0.0f)};
+    float rest = 0.0f;
+    long i = 0;
+    for (; i + 4 * LANES <= n; i += 4 * LANES)
+        for (int j = 0; j < 4; j++)
+            squares[j] += load(x + i + j * LANES) * load(x + i + j * LANES);
+    for (; i + LANES <= n; i += LANES)
+        squares[0] += load(x + i) * load(x + i);
+    for (; i < n; i++)
+        rest += x[i] * x[i];
+    const float sum = sum_lanes((squares[0] + squares[1]) + (squares[2] + squares[3])) + rest;
+    const float scale = 1.0f / sqrtf(sum / (float)n + eps);
+    for (i = 0; i + LANES <= n; i += LANES)
+        store(out + i, load(x + i) * scale * load(weight + i));
+    for (; i < n; i++)
+        out[i] = x[i] * scale * weight[i];
+}
+
+static void norm_items(void *context, int thread, phase *p, long begin, long end)
+{
+    const work *w = context;
+    const decoder *d = w->d;
+    (void)thread;
+    (void)p;
+    for (long i = begin; i < end; i++)
+        rms_norm(w->in + (w->pick ? w->pick[i] : i) * d->x_width, w->weight, d->shape.hidden, (float)d->shape.eps,
+                 d->scratch.h + i * d->x_width);
+}
+
+/* Rotates a head: component i against component i + n / 2. */
+ALWAYS void rotate(const float *x, const float *cos, const float *sin, long n, float *out)
+{
+    const long half = n / 2;
+    long i = 0;
+    for (; i + LANES <= half; i += LANES) {
+        const vec a = load(x + i), b = load(x + half + i), c = load(cos + i), s = load(sin + i);
+        store(out + i, a * c - b * s);
+        store(out + half + i, b * c + a * s);
+    }
+    for (; i < half; i++) {
+        const float a = x[i], b = x[half + i];
+        out[i] = a * cos[i] - b * sin[i];
+        out[half + i] = b * cos[i] + a * sin[i];
+    }
+}
+
+static void put_kv(int type, const float *x, long n, char *out)
+{
+    if (type == BF16)
+        for (long i = 0; i < n; i++)
+            ((uint16_t *)out)[i] = to_bf16(x[i]);
+    else
+        memcpy(out, x, sizeof(float) * (size_t)n);
+}
+
+static pages layer_pages(const decoder *d, int layer, long row)
+{
+    const step *s = &d->step;
+    const long token_bytes = d->shape.kv_heads * d->shape.head_dim * (long)dtype_size((int)d->shape.type);
+    const long bytes = s->pages * s->page_size * token_bytes;
+    char *keys = s->kv + layer * 2 * bytes;
+    return (pages){(int)d->shape.type, keys, keys + bytes, s->page_size, token_bytes, s->tables + row * s->table_width};
+}
+
+/* From projections to rotated queries, and to keys and values in their pages. */
+static void rotate_items(void *context, int thread, phase *p, long begin, long end)
+{
+    const work *w = context;
+    const decoder *d = w->d;
+    const shape *s = &d->shape;
+    const layer *l = d->layers + w->layer;
+    const scratch *b = &d->scratch;
+    const long n = s->head_dim;
+    const int type = (int)s->type;
+    const float scale = LOG2E / sqrtf((float)n);
+    float normed[MOST_HEAD_DIM], turned[MOST_HEAD_DIM];
+    (void)thread;
+    (void)p;
+    for (long token = begin; token < end; token++) {
+        const long row = b->row_of[token], position = b->position[token];
+        const float *cos = s->cos + position * (n / 2), *sin = s->sin + position * (n / 2);
+        const float *in = b->qkv + token * d->qkv_width;
+        float *q = b->q + token * s->heads * d->head_width;
+        if (w->trim && token == b->last[row])
+            memcpy(b->last_x + row * d->x_width, b->x + token * d->x_width, sizeof(float) * (size_t)d->x_width);
+        for (long head = 0; head < s->heads; head++, in += n, q += d->head_width) {
+            if (l->q_norm)
+                rms_norm(in, l->q_norm, n, (float)s->eps, normed);
+            rotate(l->q_norm ? normed : in, cos, sin, n, turned);
+            for (long i = 0; i < n; i++)
+                q[i / CHUNK * CHUNK + place(type, (int)(i % CHUNK))] = turned[i] * scale;
+            for (long i = n; i < d->head_width; i++)
+                q[i / CHUNK * CHUNK + place(type, (int)(i % CHUNK))] = 0.0f;
+        }
+        const pages at = layer_pages(d, w->layer, row);
+        const long offset =
+            (at.table[position / at.page_size] * at.page_size + position % at.page_size) * at.token_bytes;
+        char *key = (char *)at.keys + offset, *value = (char *)at.values + offset;
+        for (long head = 0; head < s->kv_heads; head++, in += n) {
+            if (l->k_norm)
+                rms_norm(in, l->k_norm, n, (float)s->eps, normed);
+            rotate(l->k_norm ? normed : in, cos, sin, n, turned);
+            put_kv(type, turned, n, key + head * n * (long)dtype_size(type));
+        }
+        put_kv(type, in, s->kv_heads * n, value);
+    }
+}
+
+/* Where the results of a token's query heads `head * group` and following go. */
+static float *attended_at(const work *w, long row, long token, long head)
+{
+    const decoder *d = w->d;
+    return d->scratch.attended + (w->trim ? row : token) * d->o_width + head * d->group * d->shape.head_dim;
+}
+
+static void attention_items(void *context, int thread, phase *p, long begin, long end)
+{
+    const work *w = context;
+    const decoder *d = w->d;
+    const scratch *b = &d->scratch;
+    (void)p;
+    for (const attention_item *it = (w->trim ? b->trimmed : b->plan).items + begin; begin < end; begin++, it++) {
+        const pages at = layer_pages(d, w->layer, it->row);
+        for (long head = it->head; head < it->head + it->heads; head++) {
+            const float *q[ITEM_QUERIES];
+            float *out[ITEM_QUERIES];
+            for (long t = 0, i = 0; t < it->tokens; t++)
+                for (long g = 0; g < d->group; g++, i++) {
+                    q[i] = b->q + ((it->token + t) * d->shape.heads + head * d->group + g) * d->head_width;
+                    out[i] = attended_at(w, it->row, it->token + t, head) + g * d->shape.head_dim;
+                }
+            const queries qs = {q, it->tokens * d->group, d->group, b->position[it->token],
+                                d->layers[w->layer].window, d->shape.head_dim, d->head_width};
+            attention_room room = d->rooms[thread];
+            if (it->part >= 0) {
+                room.whole = b->part_sums + (it->part * d->shape.heads + head * d->group) * d->head_width;
+                room.whole_of = b->part_of + (it->part * d->shape.kv_heads + head) * d->group_quads;
+            }
+            attend(&at, &qs, head, it->from, it->to, &room);
+            if (it->part < 0)
+                attention_put(&qs, (int)d->shape.type, room.whole_of, room.whole, out);
+        }
+    }
+}
+
+static void merge_items(void *context, int thread, phase *p, long begin, long end)
+{
+    const work *w = context;
+    const decoder *d = w->d;
+    const scratch *b = &d->scratch;
+    const attention_room *room = d->rooms + thread;
+    (void)p;
+    for (const merge_item *m = (w->trim ? b->trimmed : b->plan).merges + begin; begin < end; begin++, m++)
+        for (long head = 0; head < d->shape.kv_heads; head++) {
+            float *out[ITEM_QUERIES];
+            for (long g = 0; g < d->group; g++)
+                out[g] = attended_at(w, m->row, m->token, head) + g * d->shape.head_dim;
+            const queries qs = {.count = d->group, .head_dim = d->shape.head_dim, .width = d->head_width};
+            reset(d->group, d->head_width, room->whole_of, room->whole);
+            for (long part = m->part; part < m->part + m->parts; part++)
+                merge(d->group, d->head_width, room->whole_of, room->whole,
+                      b->part_of + (part * d->shape.kv_heads + head) * d->group_quads,
+                      b->part_sums + (part * d->shape.heads + head * d->group) * d->head_width);
+            attention_put(&qs, (int)d->shape.type, room->whole_of, room->whole, out);
+        }
+}
+
+static void project(decoder *d, int thread, phase *p, const matrix *m, const float *a, long lda, float *out, long ldo,
+                    long rows, finish finish)
+{
+    linear l = {m, (int)d->shape.type, a, lda, out, ldo, rows, finish, d->tiles};
+    linear_run(d->team, thread, p, &l);
+}
+
+static void forward(void *context, int thread)
+{
+    decoder *d = context;
+    const scratch *b = &d->scratch;
+    const long total = d->step.total, rows = d->step.rows;
+    team *t = d->team;
+    phase *p = t->phases;
+    work w = {.d = d};
+    float *x = b->x;
+    long count = total;
+    phase_run(t, thread, p++, total, 16, embed_items, &w);
+    for (w.layer = 0; w.layer < d->shape.layers; w.layer++) {
+        const layer *l = d->layers + w.layer;
+        w.trim = w.layer + 1 == d->shape.layers && rows < total;
+        const attention_plan *plan = w.trim ? &b->trimmed : &b->plan;
+        w.in = x;
+        w.weight = l->input_norm;
+        phase_run(t, thread, p++, total, 16, norm_items, &w);
+        project(d, thread, p++, &l->qkv, b->h, d->x_width, b->qkv, d->qkv_width, total, PUT);
+        phase_run(t, thread, p++, total, 16, rotate_items, &w);
+        phase_run(t, thread, p++, plan->item_count, 1, attention_items, &w);
+        phase_run(t, thread, p++, plan->merge_count, 1, merge_items, &w);
+        if (w.trim) {
+            x = b->last_x;
+            count = rows;
+        }
+        project(d, thread, p++, &l->o, b->attended, d->o_width, x, d->x_width, count, ADD);
+        w.in = x;
+        w.weight = l->post_norm;
+        phase_run(t, thread, p++, count, 16, norm_items, &w);
+        project(d, thread, p++, &l->gate_up, b->h, d->x_width, b->act, d->act_width, count, SWIGLU);
+        project(d, thread, p++, &l->down, b->act, d->act_width, x, d->x_width, count, ADD);
+    }
+    w.in = x;
+    w.weight = d->final_norm;
+    phase_run(t, thread, p++, rows, 16, norm_items, &w);
+    project(d, thread, p++, &d->head, b->h, d->x_width, d->step.logits, d->shape.vocab, rows, EXACT);
+}
+
+/* ---- Packing ---- */
+
+typedef struct {
+    decoder *d;
+    int count;
+    struct {
+        const matrix *w;
+        const void *rows;
+        bool pair; /* rows are those of the gate, then those of the up matrix */
+    } matrices[4];
+    int current;
+} packing;
+
+static void pack_items(void *context, int thread, phase *p, long begin, long end)
+{
+    const packing *pack = context;
+    const matrix *w = pack->matrices[pack->current].w;
+    const int type = (int)pack->d->shape.type;
+    const char *rows = pack->matrices[pack->current].rows;
+    (void)thread;
+    (void)p;
+    for (long panel = begin; panel < end; panel++) {
+        char *out = w->data + panel * panel_bytes(w, type);
+        if (pack->matrices[pack->current].pair)
+            pack_panel(type, rows + panel % 2 * w->n * w->k * (long)dtype_size(type), w->n, w->k, panel / 2, out);
+        else
+            pack_panel(type, rows, w->n, w->k, panel, out);
+    }
+}
+
+static void pack_matrices(void *context, int thread)
+{
+    packing mine = *(packing *)context;
+    team *t = mine.d->team;
+    for (mine.current = 0; mine.current < mine.count; mine.current++)
+        phase_run(t, thread, t->phases + mine.current, mine.matrices[mine.current].w->panels, 16, pack_items, &mine);
+}
+
+static void pack_vector(const float *in, long n, long width, float *out)
+{
+    memcpy(out, in, sizeof(float) * (size_t)n);
+    memset(out + n, 0, sizeof(float) * (size_t)(width - n));
+}
+
+/* ---- What Python calls ---- */
+
+EXPORT void aphoton_destroy(decoder *d)
+{
+    if (d->team)
+        team_destroy(d->team);
+    free(d->scratch.memory);
+    free(d->memory);
+    free(d->room);
+    free(d->layers);
+    free(d->tiles);
+    free(d->rooms);
+    free(d);
+}
+
+/* A decoder whose weights are still to be given; NULL when memory or threads are lacking. */
+EXPORT decoder *aphoton_create(const shape *s)
+{
+    decoder *d = calloc(1, sizeof *d);
+    if (!d)
+        return NULL;
+    d->shape = *s;
+    d->x_width = row_width(s->hidden);
+    d->qkv_width = row_width((s->heads + 2 * s->kv_heads) * s->head_dim);
+    d->o_width = row_width(s->heads * s->head_dim);
+    d->act_width = row_width(s->intermediate);
+    d->head_width = round_up(s->head_dim, CHUNK);
+    d->group = s->heads / s->kv_heads;
+    d->group_quads = (d->group + QUAD - 1) / QUAD;
+    d->layers = calloc((size_t)s->layers, sizeof *d->layers);
+    d->tiles = calloc((size_t)s->threads, sizeof *d->tiles);
+    d->rooms = calloc((size_t)s->threads, sizeof *d->rooms);
+    d->team = team_create((int)s->threads, (int)(s->layers * LAYER_PHASES + most(OTHER_PHASES, 4)));
+    if (d->layers && d->tiles && d->rooms && d->team) {
+        region weights = {NULL, 0}, rooms = {NULL, 0};
+        take_weights(d, &weights);
+        take_rooms(d, &rooms);
+        d->memory = allocate(weights.used);
+        d->room = allocate(rooms.used);
+        if (d->memory && d->room) {
+            weights = (region){d->memory, 0};
+            take_weights(d, &weights);
+            memset(d->room, 0, rooms.used);
+            rooms = (region){d->room, 0};
+            take_rooms(d, &rooms);
+            return d;
+        }
+    }
+    aphoton_destroy(d);
+    return NULL;
+}
+
+/* Takes a layer's weights over: they may be freed afterwards. */
+EXPORT void aphoton_set_layer(decoder *d, int64_t index, const layer_weights *from)
+{
+    const shape *s = &d->shape;
+    layer *l = d->layers + index;
+    l->window = from->window;
+    pack_vector(from->input_norm, s->hidden, d->x_width, l->input_norm);
+    pack_vector(from->post_norm, s->hidden, d->x_width, l->post_norm);
+    if (s->qk_norm) {
+        pack_vector(from->q_norm, s->head_dim, s->head_dim, l->q_norm);
+        pack_vector(from->k_norm, s->head_dim, s->head_dim, l->k_norm);
+    }
+    if (s->qkv_bias)
+        pack_vector(from->qkv_bias, l->qkv.n, l->qkv.panels * CHUNK, l->qkv.bias);
+    if (s->o_bias)
+        pack_vector(from->o_bias, l->o.n, l->o.panels * CHUNK, l->o.bias);
+    packing pack = {.d = d,
+                    .count = 4,
+                    .matrices = {{&l->qkv, from->qkv, false},
+                                 {&l->o, from->o, false},
+                                 {&l->gate_up, from->gate_up, true},
+                                 {&l->down, from->down, false}}};
+    team_settle(d->team);
+    team_run(d->team, pack_matrices, &pack);
+    team_settle(d->team); /* `pack` is on this stack */
+}
+
+/* The same with the final norm [hidden] and the head [vocab, hidden]. */
+EXPORT void aphoton_set_head(decoder *d, const float *final_norm, const void *head)
+{
+    pack_vector(final_norm, d->shape.hidden, d->x_width, d->final_norm);
+    packing pack = {.d = d, .count = 1, .matrices = {{&d->head, head, false}}};
+    team_settle(d->team);
+    team_run(d->team, pack_matrices, &pack);
+    team_settle(d->team);
+}
+
+/* Runs a step. Returns OK, or what is wrong with it: then nothing has been written. */
+EXPORT int aphoton_forward(decoder *d, const step *s)
+{
+    team_settle(d->team);
+    d->step = *s;
+    const int problem = prepare(d);
+    if (problem != OK)
+        return problem;
+    team_run(d->team, forward, d);
+    return OK;
+}

@@ -1,0 +1,54 @@
+"""`load`: from a model's name to a device that runs it, its tokenizer and its chat template."""
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from aphoton.config import EngineConfig
+from aphoton.device.base import Device
+from aphoton.device.sim import SimDevice, SimModel
+from aphoton.errors import InvalidRequest
+from aphoton.text import ByteTokenizer, ChatTemplate, Tokenizer
+
+__all__ = ["Loaded", "Progress", "load"]
+
+Progress = Callable[[str, int, int | None], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A model ready to run."""
+
+    device: Device
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+
+def load(model: str | os.PathLike[str] | SimModel, config: EngineConfig, progress: Progress | None) -> Loaded:
+    """Fetch and load a model. Blocks for as long as that takes: call it in a thread.
+
+    :raises ModelError: when the model cannot be found, read or run.
+    :raises InvalidRequest: when a setting does not go with the model or with this machine.
+    """
+    if isinstance(model, SimModel) or config.device == "sim":
+        return _load_sim(model, config)
+    # Not at the top: torch takes seconds to import, and ``sim`` needs none.
+    from aphoton.device.opening import open_device
+
+    return Loaded(**open_device(model, config, progress))
+
+
+def _load_sim(model: str | os.PathLike[str] | SimModel, config: EngineConfig) -> Loaded:
+    if not isinstance(model, SimModel):
+        if model != "sim":
+            raise InvalidRequest("device", f"sim runs a SimModel or the model named 'sim', not {model!r}")
+        model = SimModel()
+    if config.device not in ("sim", "auto"):
+        raise InvalidRequest("device", f"a SimModel runs on sim, not on {config.device}")
+    if config.kv_memory is not None:
+        raise InvalidRequest("kv_memory", "sim has no memory: give kv_pages")
+    if config.max_model_len is not None:
+        model.max_model_len = min(model.max_model_len, config.max_model_len)
+    pages = config.kv_pages or config.max_rows * -(-model.max_model_len // config.page_size)
+    device = SimDevice(model, pages=pages + 1, page_size=config.page_size, max_rows=config.max_rows)
+    return Loaded(device=device, tokenizer=ByteTokenizer(model.vocab_size), chat_template=None)

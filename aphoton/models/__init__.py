@@ -1,0 +1,23 @@
+"""Architectures and checkpoints: `open_checkpoint`, `random_checkpoint` and the `Decoder` that runs them."""
+
+from aphoton.models.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
+from aphoton.models.config import ModelConfig, RopeScaling
+from aphoton.models.decoder import Decoder
+from aphoton.models.hub import pull, resolve
+from aphoton.models.progress import Progress
+from aphoton.models.random import random_checkpoint
+from aphoton.models.step import StepInput
+
+__all__ = [
+    "Checkpoint",
+    "Decoder",
+    "ModelConfig",
+    "Progress",
+    "RopeScaling",
+    "StepInput",
+    "find_checkpoint",
+    "open_checkpoint",
+    "pull",
+    "random_checkpoint",
+    "resolve",
+]

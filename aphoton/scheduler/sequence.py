@@ -1,0 +1,87 @@
+"""`Sequence`: one stream of tokens."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aphoton.completion import FinishReason, TokenLogprob
+from aphoton.sampling import RowSampling
+
+__all__ = ["Sequence"]
+
+
+class Sequence:
+    """A prompt and the tokens that have been committed behind it.
+
+    Made by the engine, moved by the scheduler, read by whoever consumes it. A sequence ends once: ``finish_reason`` or
+    ``error`` is set then, and no token comes after it, though a step that computes it may still be in flight.
+
+    :ivar prompt: [p] int32 token ids, at least one.
+    :ivar limit: tokens to generate at most, foreseen from the start.
+    :ivar sampling: the row's sampler state; its ``row`` is filled in at admission.
+    :ivar stop_ids: token ids that end it.
+    :ivar min_tokens: tokens before any end counts.
+    :ivar watch: called with each token of a sequence that has stop strings; the string that it completes, or None.
+    :ivar on_tokens: called when a token has come. Set only while somebody awaits tokens: it costs the tick time.
+    :ivar on_end: called at the end.
+    :ivar row: its place in the batch, 0 while it has none.
+    :ivar output: committed token ids.
+    :ivar logprobs: one entry per output token, if asked for.
+    """
+
+    __slots__ = (
+        "admitted_at",
+        "error",
+        "finish_reason",
+        "finished_at",
+        "first_token_at",
+        "limit",
+        "logprobs",
+        "min_tokens",
+        "on_end",
+        "on_tokens",
+        "output",
+        "prompt",
+        "row",
+        "sampling",
+        "stop_ids",
+        "stop_reason",
+        "submitted_at",
+        "watch",
+    )
+
+    def __init__(
+        self,
+        prompt: NDArray[np.int32],
+        *,
+        limit: int,
+        sampling: RowSampling,
+        stop_ids: frozenset[int] = frozenset(),
+        min_tokens: int = 0,
+        watch: Callable[[int], str | None] | None = None,
+        submitted_at: float = 0.0,
+    ) -> None:
+        self.prompt = prompt
+        self.limit = limit
+        self.sampling = sampling
+        self.stop_ids = stop_ids
+        self.min_tokens = min_tokens
+        self.watch = watch
+        self.on_tokens: Callable[[], None] | None = None
+        self.on_end: Callable[[], None] | None = None
+        self.row = 0
+        self.output: list[int] = []
+        self.logprobs: list[TokenLogprob] = []
+        self.finish_reason: FinishReason | None = None
+        self.stop_reason: str | int | None = None
+        self.error: Exception | None = None
+        self.submitted_at = submitted_at
+        self.admitted_at: float | None = None
+        self.first_token_at: float | None = None
+        self.finished_at: float | None = None
+
+    @property
+    def finalized(self) -> bool:
+        """It has ended: its result is out, though its pages may still be a step's."""
+        return self.finished_at is not None

@@ -1,0 +1,102 @@
+"""`CompletionStream`: a request as an async iterator of pieces."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from types import TracebackType
+from typing import Self
+
+from aphoton.completion import Completion, Piece
+from aphoton.errors import EngineClosed
+from aphoton.request import Request
+
+__all__ = ["CompletionStream"]
+
+
+class CompletionStream:
+    """The pieces of one request, as they come: ``async for piece in engine.stream(...)``.
+
+    The request is submitted by the first step of ``async for``, by ``async with``, or by `completion`. A consumer
+    slower than the model gets fewer and longer pieces; nothing queues up. The request ends, and everything that it
+    held is freed, when the stream is closed, when the task that awaits it is cancelled or times out, and when the
+    stream is dropped: leaving ``async for`` early over a stream that nobody else holds is enough.
+    """
+
+    def __init__(self, submit: Callable[[], Awaitable[Request]], abort: Callable[[Request], None]) -> None:
+        """Made by `aphoton.Engine`. ``abort`` ends a request, whatever its state, and may be called from any thread."""
+        self._submit = submit
+        self._abort = abort
+        self._request: Request | None = None
+        self._closed = False
+        self._busy = False
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        """The next piece.
+
+        :raises StopAsyncIteration: after the piece that has a ``finish_reason``, and after `aclose`.
+        :raises AphotonError: what went wrong: at the first step what is wrong with the request, later `EngineDead`.
+        """
+        if self._closed:
+            raise StopAsyncIteration
+        request = await self._started()
+        while not request.ended:
+            piece = request.take()
+            if piece is not None:
+                return piece
+            await self._wait(request, tokens=True)
+        raise StopAsyncIteration
+
+    async def completion(self) -> Completion:
+        """Wait for the end: the whole request, with the pieces that have been taken before.
+
+        After `aclose` it is what had come by then, with ``finish_reason`` ``"abort"``.
+
+        :raises AphotonError: as for a piece; `EngineClosed` when the stream was closed before it was submitted.
+        """
+        request = await self._started()
+        await self._wait(request, tokens=False)
+        return request.completion()
+
+    async def aclose(self) -> None:
+        """End the request, if it has not ended. Returns at once; the device may finish a step that computes it."""
+        self._closed = True
+        if self._request is not None:
+            self._abort(self._request)
+
+    async def __aenter__(self) -> Self:
+        await self._started()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        # Dropped with the request running: nobody can read it any more. Any thread may collect garbage.
+        if self._request is not None and not self._request.sequence.finalized:
+            self._abort(self._request)
+
+    async def _started(self) -> Request:
+        if self._request is None:
+            if self._closed:
+                raise EngineClosed("this stream was closed before it was submitted")
+            if self._busy:
+                raise RuntimeError("this stream is being started by another task")
+            self._busy = True
+            try:
+                self._request = await self._submit()
+            finally:
+                self._busy = False
+            if self._closed:  # while it was being submitted
+                self._abort(self._request)
+        return self._request
+
+    async def _wait(self, request: Request, *, tokens: bool) -> None:
+        try:
+            await request.wait(tokens=tokens)
+        except asyncio.CancelledError:
+            self._abort(request)
+            raise

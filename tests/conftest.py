@@ -1,0 +1,29 @@
+"""Fixtures that all tests share."""
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+from aphoton.errors import ModelError
+
+# The scheduler asserts its invariants at every step.
+os.environ.setdefault("APHOTON_DEBUG", "1")
+# An example that takes long says more about the machine than about the code; pytest-timeout ends what hangs.
+settings.register_profile("aphoton", deadline=None)
+settings.load_profile("aphoton")
+
+
+@pytest.fixture(scope="session")
+def smollm2() -> Path:
+    """The GGUF file of SmolLM2-135M-Instruct. Where it cannot be fetched, tests that need it are skipped, unless
+    APHOTON_REQUIRE_MODEL=1."""
+    from aphoton.models.hub import resolve  # not at the top: most rooms are tested without torch
+
+    try:
+        return resolve("smollm2")
+    except ModelError as error:
+        if os.environ.get("APHOTON_REQUIRE_MODEL") == "1":
+            raise
+        pytest.skip(str(error))

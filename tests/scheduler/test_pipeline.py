@@ -1,0 +1,201 @@
+"""The pipeline on the simulated device: every invariant over random schedules, and what catches it when broken."""
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from scheduler.scenario import Ask, Schedule, faulty_schedules, run, schedules
+
+from aphoton import Engine, SimCosts, SimModel
+from aphoton.scheduler import Pipeline, Scheduler, Sequence
+from aphoton.scheduler.slot import Slot
+
+MANY = settings(max_examples=1500, deadline=None, suppress_health_check=list(HealthCheck))
+
+
+@pytest.mark.timeout(300)
+@MANY
+@given(schedules)
+def test_every_invariant_holds_on_random_schedules(schedule: Schedule) -> None:
+    asyncio.run(run(schedule))
+
+
+@pytest.mark.timeout(300)
+@settings(MANY, max_examples=700)
+@given(faulty_schedules)
+def test_a_device_fault_ends_everyone_once_with_its_cause(schedule: Schedule) -> None:
+    asyncio.run(run(schedule))
+
+
+@pytest.mark.timeout(300)
+@settings(MANY, max_examples=500)
+@given(schedules)
+def test_depths_give_the_same_tokens(schedule: Schedule) -> None:
+    reads = tuple(Ask(**{**ask.__dict__, "leave": "read"}) for ask in schedule.asks)
+    tokens = [
+        [
+            outcome.tokens
+            for outcome in asyncio.run(run(Schedule(**{**schedule.__dict__, "asks": reads, "depth": depth})))
+        ]
+        for depth in (1, 2)
+    ]
+    assert tokens[0] == tokens[1]
+
+
+# Broken on purpose: each of these must be caught.
+
+
+def pages_freed_at_finalize(patch: pytest.MonkeyPatch) -> None:
+    finish = Scheduler.finish
+
+    def broken(self: Scheduler, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
+        if sequence.row:
+            for page in self.tables.clear(sequence.row):
+                self.pool.release(page)
+        finish(self, sequence, *args, **kwargs)
+
+    patch.setattr(Scheduler, "finish", broken)
+
+
+def row_freed_at_finalize(patch: pytest.MonkeyPatch) -> None:
+    release = Scheduler._release
+    finish = Scheduler.finish
+
+    def broken(self: Scheduler, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
+        row = sequence.row
+        finish(self, sequence, *args, **kwargs)
+        if row and sequence.row:
+            self.rows.refs[row] = 0
+            release(self, sequence)
+
+    patch.setattr(Scheduler, "finish", broken)
+    patch.setattr(Scheduler, "_release", lambda self, sequence: release(self, sequence) if sequence.row else None)
+
+
+def slot_reused_before_its_read(patch: pytest.MonkeyPatch) -> None:
+    init = Pipeline.__init__
+
+    def broken(self: Pipeline, *args: Any, **kwargs: Any) -> None:
+        init(self, *args, **kwargs)
+        self.slots = (Slot(0), Slot(0))
+
+    patch.setattr(Pipeline, "__init__", broken)
+
+
+def zombies_not_skipped(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Scheduler, "_alive", lambda self, step: np.ones(step.rows, np.bool_))
+
+
+def foreseen_end_ignored(patch: pytest.MonkeyPatch) -> None:
+    launch = Scheduler.next_batch
+
+    def broken(self: Scheduler) -> Any:
+        self.rows.limit += 1
+        try:
+            return launch(self)
+        finally:
+            self.rows.limit -= 1
+
+    patch.setattr(Scheduler, "next_batch", broken)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("checked", ["checks", "device only"])
+@pytest.mark.parametrize(
+    "defect",
+    [
+        pages_freed_at_finalize,
+        row_freed_at_finalize,
+        slot_reused_before_its_read,
+        zombies_not_skipped,
+        foreseen_end_ignored,
+    ],
+)
+def test_a_broken_pipeline_is_caught(
+    defect: Callable[[pytest.MonkeyPatch], None], checked: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the scheduler's own checks, and without: the simulated device must find it by itself."""
+    monkeypatch.setenv("APHOTON_DEBUG", "1" if checked == "checks" else "0")
+
+    @settings(MANY, max_examples=1000, database=None, derandomize=True, phases=[Phase.generate])
+    @given(schedules)
+    def property(schedule: Schedule) -> None:
+        asyncio.run(run(schedule))
+
+    with monkeypatch.context() as patch:
+        defect(patch)
+        with pytest.raises(BaseException) as caught:  # noqa: PT011  # whatever the defect breaks first
+            property()
+    assert not isinstance(caught.value, KeyboardInterrupt)
+
+
+# The cost model
+
+
+async def _period(depth: int, costs: SimCosts, *, rows: int = 1, length: int = 200) -> float:
+    """Virtual seconds a step."""
+    async with Engine(SimModel(costs=costs, eos_token_ids=()), pipeline_depth=depth, max_rows=rows) as engine:
+        done = await asyncio.gather(*(engine.generate([1 + i], max_tokens=length) for i in range(rows)))
+    return sum(one.timings.itl or 0.0 for one in done) / rows
+
+
+@pytest.mark.parametrize(
+    "costs",
+    [
+        SimCosts(),
+        SimCosts(forward=10e-3),
+        SimCosts(launch=1e-3, commit=2e-3, forward=1e-3),
+        SimCosts(launch=0.1e-3, commit=0.1e-3, forward=0.5e-3, sampling=0.4e-3, copy=0.3e-3),
+    ],
+)
+async def test_blocking_costs_the_sum_and_pipelined_the_larger_part(costs: SimCosts) -> None:
+    host, device = costs.launch + costs.commit, costs.forward + costs.sampling
+    assert await _period(1, costs) == pytest.approx(host + device + costs.copy, rel=0.01)
+    bound = max(host, device)
+    assert bound * 0.99 <= await _period(2, costs) <= bound + costs.sampling + costs.copy
+
+
+async def _zombie_share(rows: int, length: int) -> float:
+    """Rows computed for nothing, of all rows computed; ends by EOS, which cannot be foreseen."""
+
+    def script(history: tuple[int, ...], seed: int, vocab: int) -> int:
+        return 0 if len(history) >= length else 1
+
+    async with Engine(SimModel(script=script, eos_token_ids=(0,)), max_rows=rows) as engine:
+        for _ in range(5):
+            await asyncio.gather(*(engine.generate([1], max_tokens=1000) for _ in range(rows)))
+        stats = engine.stats()
+    assert stats.tokens == 5 * rows * length
+    return stats.zombies_total / (stats.tokens + stats.zombies_total)
+
+
+async def test_the_zombie_tax_is_one_row_a_stream() -> None:
+    for length in (5, 20, 100):
+        assert await _zombie_share(1, length) == pytest.approx(1 / (length + 1), rel=0.05)
+
+
+async def _step_tax(streams: int, length: int) -> float:
+    """Steps beyond those that the tokens need, as a share of them: what the zombies cost in time."""
+
+    def script(history: tuple[int, ...], seed: int, vocab: int) -> int:
+        return 0 if len(history) >= length + history[0] else 1
+
+    async with Engine(SimModel(script=script, eos_token_ids=(0,)), max_rows=streams) as engine:
+        await asyncio.gather(*(engine.generate([1 + i % 3], max_tokens=1000) for i in range(4 * streams)))
+        stats = engine.stats()
+    needed = stats.tokens / streams
+    return (stats.steps - needed) / needed
+
+
+async def test_a_full_batch_pays_no_step_for_its_zombies() -> None:
+    assert await _step_tax(1, 20) == pytest.approx(1 / 21, abs=0.02)
+    assert await _step_tax(16, 20) <= await _step_tax(1, 20) + 0.1
+
+
+async def test_a_foreseen_end_makes_no_zombie() -> None:
+    async with Engine(SimModel(eos_token_ids=()), max_rows=4) as engine:
+        await asyncio.gather(*(engine.generate([i], max_tokens=3 + i) for i in range(1, 9)))
+        assert engine.stats().zombies_total == 0
