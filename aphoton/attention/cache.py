@@ -1,5 +1,8 @@
 """`KVCache`: the pages of keys and values of all layers."""
 
+import math
+
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -25,8 +28,14 @@ class KVCache:
         device: torch.device | str = "cpu",
     ) -> None:
         self.page_size = page_size
+        shape = (layers, 2, pages, page_size, kv_heads, head_dim)
         # Zeroed, not empty: masked positions are still multiplied, and 0 * NaN is NaN.
-        self.data: Tensor = torch.zeros(layers, 2, pages, page_size, kv_heads, head_dim, dtype=dtype, device=device)
+        if torch.device(device).type == "cpu":
+            # By numpy, which asks the system for zeroed memory: pages that are never used cost none.
+            store = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
+            self.data: Tensor = torch.from_numpy(store).view(dtype).view(shape)
+        else:
+            self.data = torch.zeros(shape, dtype=dtype, device=device)
 
     @staticmethod
     def page_bytes(*, layers: int, page_size: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:

@@ -176,6 +176,9 @@ def _rope_scaling(fields: Fields, arch: str, context: int) -> RopeScaling | None
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor, original_max_len=original)
     if kind == "yarn":
+        for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
+            if fields.number(f"{prefix}.{name}", 1.0) != 1.0:
+                raise fields.error(f"{prefix}.{name}", "1")
         return RopeScaling(
             kind="yarn",
             factor=factor,

@@ -245,6 +245,10 @@ def set_value(key, value):
     return change
 
 
+def set_yarn(file):
+    file.values |= {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.yarn_attn_factor": 0.5}
+
+
 def drop_value(key):
     def change(file):
         del file.values[key]
@@ -293,6 +297,7 @@ WRONG = [
     (set_value("attention.value_length", 8), r"value_length is 8, expected the length of a head \(16\)"),
     (set_value("rope.dimension_count", 8), r"dimension_count is 8, expected the length of a head \(16\)"),
     (set_value("rope.scaling.type", "longrope"), r"scaling\.type is 'longrope', expected none, linear or yarn"),
+    (set_yarn, r"yarn_attn_factor is 0\.5, expected 1"),
     (set_value("expert_count", 8), r"expert_count is 8, expected no mixture of experts"),
     (set_other("split.count", 3), r"split\.count is 3, expected one whole file"),
     (drop_tensor("token_embd.weight"), r"tensor token_embd\.weight is missing"),
