@@ -1,10 +1,11 @@
 """`Engine`: what an app calls. Admission, life and death."""
 
 import asyncio
+import contextlib
 import os
 import random
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -15,7 +16,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from aphoton.checks import build
+from aphoton.checks import build, check_float
 from aphoton.completion import Completion
 from aphoton.config import EngineConfig
 from aphoton.device.base import Limits
@@ -65,6 +66,8 @@ class Engine:
         :param progress: called with (what, done, total) while a model is fetched, from another thread.
         :raises InvalidRequest: for a setting that does not exist or cannot be.
         """
+        if not isinstance(model, str | os.PathLike | SimModel):
+            raise InvalidRequest("model", f"must be a name, a path or a SimModel, not {model!r}")
         self.config = _merge(EngineConfig, config, settings)
         self._model = model
         self._progress = progress
@@ -119,24 +122,28 @@ class Engine:
         except BaseException:
             await self.aclose()
             raise
+        self._running()  # it may have been closed meanwhile
         return self
 
     async def aclose(self, *, drain: bool | float = False) -> None:
-        """Stop serving and free everything. Calling it again does nothing.
+        """Stop serving and free everything. Calling it again does nothing, but cuts short what an earlier call drains.
 
         :param drain: what happens to requests that run or wait. False: they end with `EngineClosed`. True: they run to
             their end first. A number: they get so many seconds. New ones are refused meanwhile.
+        :raises InvalidRequest: for a ``drain`` that cannot be; nothing is closed then.
         """
+        if type(drain) is not bool:
+            check_float("drain", drain, 0.0, 1e9)
         if self._state in ("new", "starting"):
             self._state = "closed"
         if self._task is None:
             return
         self._own_loop()
-        if self._state == "running":
+        if self._state in ("running", "closing"):
             self._state = "closing"
-            self._close_door(lambda: EngineClosed("the engine is closing"))
             if drain:
                 await self._drained(None if drain is True else float(drain))
+            self._close_door(lambda: EngineClosed("the engine was closed"))
             self._end_all(lambda: EngineClosed("the engine was closed"))
         if self._pipeline is not None:
             self._pipeline.close()
@@ -202,7 +209,7 @@ class Engine:
 
     def stats(self) -> Stats:
         """A snapshot of the engine."""
-        self._running(also_closing=True)
+        self._alive()
         scheduler, pipeline, totals = self._scheduler, self._pipeline, self.timeline.totals
         assert scheduler is not None and pipeline is not None
         return Stats(
@@ -226,7 +233,7 @@ class Engine:
     @property
     def limits(self) -> Limits:
         """What the loaded model and its device allow: vocabulary, longest sequence, pages, end tokens."""
-        return self._running(also_closing=True).device.limits
+        return self._alive().device.limits
 
     # Submission
 
@@ -269,7 +276,7 @@ class Engine:
         def encode() -> list[int]:
             return tokenizer.encode(template.render(messages), add_special_tokens=False)
 
-        return np.array(await anyio.to_thread.run_sync(encode), np.int32)
+        return np.array(await anyio.to_thread.run_sync(encode, abandon_on_cancel=True), np.int32)
 
     def _sequence(
         self, prompt: NDArray[np.int32], params: SamplingParams, loaded: Loaded, submitted_at: float
@@ -288,6 +295,7 @@ class Engine:
                 raise InvalidRequest("stop_token_ids", f"{token} is not below the vocabulary size {limits.vocab_size}")
         room = limits.max_model_len - len(prompt)
         limit = room if params.max_tokens is None else min(params.max_tokens, room)
+        min_tokens = min(params.min_tokens, limit)
         pages = scheduler.pages_for(len(prompt), limit)
         if pages > scheduler.pool.usable:
             raise PromptTooLong(
@@ -303,15 +311,15 @@ class Engine:
             sampling=RowSampling(
                 seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
                 temperature=float(params.temperature),
-                top_k=params.top_k,
+                top_k=min(params.top_k, limits.vocab_size),
                 top_p=float(params.top_p),
                 min_p=float(params.min_p),
-                min_tokens=params.min_tokens,
+                min_tokens=min_tokens,
                 banned=tuple(sorted(stops)),
                 logprobs=params.logprobs,
             ),
             stop_ids=stops,
-            min_tokens=params.min_tokens,
+            min_tokens=min_tokens,
             submitted_at=submitted_at,
         )
 
@@ -333,10 +341,10 @@ class Engine:
         try:
             await place
         except asyncio.CancelledError:
-            if not place.cancelled():  # it had been let in
-                self._abort_here(sequence)
-            elif entry in self._door:
+            if entry in self._door:
                 self._door.remove(entry)
+            elif not place.cancelled() and place.exception() is None:  # it has been let in meanwhile
+                self._abort_here(sequence)
             raise
 
     def _open_door(self) -> None:
@@ -358,16 +366,21 @@ class Engine:
         self._scheduler.add(sequence)
         self._pipeline.wake()
 
-    def _abort(self, request: Request) -> None:
-        """End a request. From any thread: garbage is collected wherever it is found."""
+    def _abort(self, request: Request, *, collected: bool = False) -> None:
+        """End a request, from any thread.
+
+        :param collected: its stream was garbage, which is found in the midst of anything, of a tick too: the loop ends
+            the request in a turn of its own.
+        """
         try:
-            here = asyncio.get_running_loop() is self._loop
+            here = not collected and asyncio.get_running_loop() is self._loop
         except RuntimeError:
             here = False
         if here:
             self._abort_here(request.sequence)
-        elif self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self._abort_here, request.sequence)
+        elif self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs any more
+                self._loop.call_soon_threadsafe(self._abort_here, request.sequence)
 
     def _abort_here(self, sequence: Sequence) -> None:
         assert self._scheduler is not None
@@ -383,9 +396,10 @@ class Engine:
             async with anyio.create_task_group() as group:
                 try:
                     await group.start(device.serve)
-                    self._state = "running"
-                    ready.set_result(None)
-                    await self._pipeline.run()
+                    if self._state == "starting" and not ready.done():  # nobody has closed or cancelled it meanwhile
+                        self._state = "running"
+                        ready.set_result(None)
+                        await self._pipeline.run()
                 except Exception as error:
                     self._die(error)
                 finally:
@@ -428,22 +442,29 @@ class Engine:
         self._pipeline.close()  # returns when nobody waits or runs
         await asyncio.wait([self._task], timeout=seconds)
 
-    def _running(self, *, also_closing: bool = False) -> Loaded:
-        """What is loaded.
+    def _running(self) -> Loaded:
+        """What is loaded, for a new request.
 
         :raises EngineDead: after a device fault.
         :raises EngineClosed: when the engine is not running.
         :raises AphotonError: on another event loop than the engine's.
         """
+        loaded = self._alive()
+        if self._state != "running":
+            raise EngineClosed(f"the engine is {self._state}")
+        self._own_loop()
+        return loaded
+
+    def _alive(self) -> Loaded:
+        """What is loaded, as long as it is: from any thread."""
         if self._state == "dead":
             raise self._gone()
         if self._state == "new":
             raise EngineClosed(
                 "the engine has not been started: use `async with Engine(...)` or `await engine.start()`"
             )
-        if self._loaded is None or not (self._state == "running" or (also_closing and self._state == "closing")):
+        if self._loaded is None:
             raise EngineClosed(f"the engine is {self._state}")
-        self._own_loop()
         return self._loaded
 
     def _own_loop(self) -> None:
@@ -468,12 +489,18 @@ def _token_ids(field: str, ids: Iterable[int], vocab_size: int) -> NDArray[np.in
 
     :raises InvalidRequest: unless they are integers in ``0..vocab_size - 1``.
     """
+    refusal = InvalidRequest(field, "must be text or a list of token ids")
+    if isinstance(ids, bytes | bytearray | Mapping | Set):
+        raise refusal
     try:
-        given = np.asarray(ids if isinstance(ids, np.ndarray) else list(ids))
+        listed = ids if isinstance(ids, np.ndarray) else list(ids)
+        given = np.asarray(listed)
     except (TypeError, ValueError):
-        raise InvalidRequest(field, "must be text or a list of token ids") from None
+        raise refusal from None
     if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise InvalidRequest(field, "must be text or a list of token ids")
+        raise refusal
+    if isinstance(listed, list) and not {bool, np.bool_}.isdisjoint(map(type, listed)):  # numpy takes True for 1
+        raise refusal
     if given.size and (given.min() < 0 or given.max() >= vocab_size):
         raise InvalidRequest(field, f"token ids must be from 0 to {vocab_size - 1}")
     return given.astype(np.int32)
@@ -481,4 +508,4 @@ def _token_ids(field: str, ids: Iterable[int], vocab_size: int) -> NDArray[np.in
 
 async def _off_loop(size: int, work: Callable[[], T]) -> T:
     """Do ``work`` in a thread, unless it is so small that the hop costs more."""
-    return work() if size <= INLINE_TEXT else await anyio.to_thread.run_sync(work)
+    return work() if size <= INLINE_TEXT else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
