@@ -24,7 +24,7 @@ def check_int(field: str, value: object, low: int, high: int | None = None) -> N
 
 def check_float(field: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
     """:raises InvalidRequest: unless ``value`` is a finite number in ``low..high`` (not ``low``, if ``open_low``)."""
-    if type(value) not in (int, float) or not math.isfinite(value):  # type: ignore[arg-type]
+    if type(value) not in (int, float) or (type(value) is float and not math.isfinite(value)):
         raise InvalidRequest(field, f"must be a finite number, not {value!r}")
     if value < low or value > high or (open_low and value == low):  # type: ignore[operator]
         bracket = "(" if open_low else "["

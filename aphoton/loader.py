@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from aphoton.config import EngineConfig
 from aphoton.device.base import Device
@@ -48,7 +48,7 @@ def _load_sim(model: str | os.PathLike[str] | SimModel, config: EngineConfig) ->
     if config.kv_memory is not None:
         raise InvalidRequest("kv_memory", "sim has no memory: give kv_pages")
     if config.max_model_len is not None:
-        model.max_model_len = min(model.max_model_len, config.max_model_len)
+        model = replace(model, max_model_len=min(model.max_model_len, config.max_model_len))
     pages = config.kv_pages or config.max_rows * -(-model.max_model_len // config.page_size)
     device = SimDevice(model, pages=pages + 1, page_size=config.page_size, max_rows=config.max_rows)
     return Loaded(device=device, tokenizer=ByteTokenizer(model.vocab_size), chat_template=None)

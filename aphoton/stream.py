@@ -3,13 +3,24 @@
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self
+from typing import Protocol, Self
+
+import anyio
 
 from aphoton.completion import Completion, Piece
 from aphoton.errors import EngineClosed
 from aphoton.request import Request
 
 __all__ = ["CompletionStream"]
+
+
+class Abort(Protocol):
+    """Ends a request, whatever its state. May be called from any thread.
+
+    :param collected: called while garbage is collected.
+    """
+
+    def __call__(self, request: Request, *, collected: bool = False) -> None: ...
 
 
 class CompletionStream:
@@ -21,13 +32,13 @@ class CompletionStream:
     stream is dropped: leaving ``async for`` early over a stream that nobody else holds is enough.
     """
 
-    def __init__(self, submit: Callable[[], Awaitable[Request]], abort: Callable[[Request], None]) -> None:
-        """Made by `aphoton.Engine`. ``abort`` ends a request, whatever its state, and may be called from any thread."""
+    def __init__(self, submit: Callable[[], Awaitable[Request]], abort: Abort) -> None:
+        """Made by `aphoton.Engine`."""
         self._submit = submit
         self._abort = abort
         self._request: Request | None = None
         self._closed = False
-        self._busy = False
+        self._submitting: anyio.CancelScope | None = None
 
     def __aiter__(self) -> Self:
         return self
@@ -41,7 +52,7 @@ class CompletionStream:
         if self._closed:
             raise StopAsyncIteration
         request = await self._started()
-        while not request.ended:
+        while request is not None and not request.ended:
             piece = request.take()
             if piece is not None:
                 return piece
@@ -55,18 +66,20 @@ class CompletionStream:
 
         :raises AphotonError: as for a piece; `EngineClosed` when the stream was closed before it was submitted.
         """
-        request = await self._started()
+        request = await self._open()
         await self._wait(request, tokens=False)
         return request.completion()
 
     async def aclose(self) -> None:
         """End the request, if it has not ended. Returns at once; the device may finish a step that computes it."""
         self._closed = True
+        if self._submitting is not None:
+            self._submitting.cancel()
         if self._request is not None:
             self._abort(self._request)
 
     async def __aenter__(self) -> Self:
-        await self._started()
+        await self._open()
         return self
 
     async def __aexit__(
@@ -77,20 +90,25 @@ class CompletionStream:
     def __del__(self) -> None:
         # Dropped with the request running: nobody can read it any more. Any thread may collect garbage.
         if self._request is not None and not self._request.sequence.finalized:
-            self._abort(self._request)
+            self._abort(self._request, collected=True)
 
-    async def _started(self) -> Request:
-        if self._request is None:
-            if self._closed:
-                raise EngineClosed("this stream was closed before it was submitted")
-            if self._busy:
+    async def _open(self) -> Request:
+        request = await self._started()
+        if request is None:
+            raise EngineClosed("this stream was closed before it was submitted")
+        return request
+
+    async def _started(self) -> Request | None:
+        """The request, submitted once; None when the stream was closed before."""
+        if self._request is None and not self._closed:
+            if self._submitting is not None:
                 raise RuntimeError("this stream is being started by another task")
-            self._busy = True
             try:
-                self._request = await self._submit()
+                with anyio.CancelScope() as self._submitting:
+                    self._request = await self._submit()
             finally:
-                self._busy = False
-            if self._closed:  # while it was being submitted
+                self._submitting = None
+            if self._closed and self._request is not None:  # it was too late to cancel
                 self._abort(self._request)
         return self._request
 

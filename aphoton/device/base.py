@@ -28,12 +28,16 @@ class Limits:
     :ivar max_model_len: tokens in a sequence, prompt and output.
     :ivar pages: KV pages, page 0 included, which is padding and is never handed out.
     :ivar eos_token_ids: the model's own end tokens.
+    :ivar dtype: of weights and KV; empty where there are none.
+    :ivar kernels: what computes a step, for reports: ``native``, ``torch``, ``script``.
     """
 
     vocab_size: int
     max_model_len: int
     pages: int
     eos_token_ids: tuple[int, ...]
+    dtype: str = ""
+    kernels: str = ""
 
 
 @dataclass(slots=True, kw_only=True)

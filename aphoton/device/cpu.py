@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import queue
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -88,8 +89,10 @@ class CpuDevice:
         self._loop = asyncio.get_running_loop()
         task_status.started()
         # A limiter of its own: this thread lives as long as the engine, and must not take one of the app's places.
-        await anyio.to_thread.run_sync(self._run, limiter=anyio.CapacityLimiter(1))
-        self._model = self._kv = None
+        try:
+            await anyio.to_thread.run_sync(self._run, limiter=anyio.CapacityLimiter(1))
+        finally:
+            self._model = self._kv = None
 
     def stop(self) -> None:
         self._work.put(None)
@@ -101,8 +104,17 @@ class CpuDevice:
 
     def _run(self) -> None:
         with torch.inference_mode():
-            while (work := self._work.get()) is not None:
+            while (work := self._next()) is not None:
                 work()
+
+    def _next(self) -> Callable[[], None] | None:
+        """What to do next; None at the end. A program that ends without closing its engine waits for this thread."""
+        while True:
+            try:
+                return self._work.get(timeout=1.0)
+            except queue.Empty:
+                if not threading.main_thread().is_alive():
+                    return None
 
     def _forward(self, state: _SlotState, batch: Batch) -> None:
         state.began = time.perf_counter()

@@ -43,14 +43,16 @@ def open_device(model: str | os.PathLike[str], config: EngineConfig, progress: P
         dtype=dtype,
     )
     tokenizer = checkpoint.tokenizer() or ByteTokenizer(shape.vocab_size)
+    decoder = Decoder.load(shape, checkpoint.weights(), dtype=dtype, source=str(model))
+    runner: Model = _compiled(decoder, config, max_model_len) if native else decoder
     limits = Limits(
         vocab_size=shape.vocab_size,
         max_model_len=max_model_len,
         pages=kv.data.shape[2],
         eos_token_ids=shape.eos_token_ids,
+        dtype=str(dtype).removeprefix("torch."),
+        kernels="torch" if runner is decoder else "native",
     )
-    decoder = Decoder.load(shape, checkpoint.weights(), dtype=dtype, source=str(model))
-    runner: Model = _compiled(decoder, config, max_model_len) if native else decoder
     device = CpuDevice(runner, kv, limits, max_rows=config.max_rows)
     return {"device": device, "tokenizer": tokenizer, "chat_template": _template(checkpoint, tokenizer)}
 

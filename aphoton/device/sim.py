@@ -91,6 +91,7 @@ class SimDevice:
             max_model_len=model.max_model_len,
             pages=pages,
             eos_token_ids=model.eos_token_ids,
+            kernels="script",
         )
         self._model = model
         self._page_size = page_size

@@ -13,8 +13,8 @@
 
 #include "vector.h"
 
-#define BLOCK 64
-#define SEGMENT 512
+#define BLOCK 32
+#define SEGMENT 256
 #define QUAD 4
 #define TOKENS (LANES / QUAD) /* tokens in a vector of scores */
 #define ITEM_QUERIES 64       /* queries that share a pass over the keys, unless one token has more */
@@ -28,6 +28,28 @@ typedef struct {
     const int32_t *table;
 } pages;
 
+/* Lines of memory that will be needed soon, fetched into the cache one at a time between other work. Token by token with
+ * all heads: memory is much faster read in a row than in pieces of one head. */
+typedef struct {
+    const char *const *tokens; /* those not begun yet: `left` */
+    long left;
+    const char *line, *end; /* of the token begun */
+    long at, bytes;         /* what is needed of each token */
+} fetch;
+
+ALWAYS void fetch_line(fetch *f)
+{
+    if (f->line >= f->end) {
+        if (!f->left)
+            return;
+        f->left--;
+        f->line = *f->tokens++ + f->at;
+        f->end = f->line + f->bytes;
+    }
+    __builtin_prefetch(f->line, 0, 2);
+    f->line += 64;
+}
+
 /* Softmax so far of four queries: largest score (in powers of two), and sum of 2^(score - largest). Lanes of the same
  * query agree. */
 typedef struct {
@@ -36,37 +58,43 @@ typedef struct {
 
 /* Room for one item, made once per thread. `width` is head_dim rounded up to CHUNK. */
 typedef struct {
-    float *part;      /* [queries][width] sums of the running segment, divided by nothing yet */
-    float *whole;     /* [queries][width] of the segments before it */
-    softmax *part_of, *whole_of; /* [queries / QUAD] */
-    char *keys, *values;         /* [BLOCK][width] copies, when head_dim is not a multiple of CHUNK */
+    float *part;                 /* [heads][count][width] sums of the running segment, not divided yet */
+    float *whole;                /* the same of the segments before it */
+    softmax *part_of, *whole_of; /* [heads][quads of count] */
+    char *keys, *values;         /* [BLOCK][width] copies, when head_dim is not a multiple of CHUNK; 0 beyond it */
 } attention_room;
 
-/* Queries of one row that share a KV head. */
+/* Queries of one row: consecutive tokens, for consecutive KV heads. */
 typedef struct {
-    const float *const *q; /* [count] pointers to [width]: scaled, in the order of `load_pair`; up to a multiple of
-                            * QUAD they must be valid */
-    long count;
-    long per_token;     /* queries of one token: consecutive */
-    long first;         /* position of the first query's token */
-    long window;        /* tokens that a query sees, or 0 for all */
+    const float *const *q; /* [heads][count] pointers to [width]: scaled, in the order of `load_pair` */
+    long heads;            /* KV heads */
+    long count;            /* queries of one KV head: token by token */
+    long per_token;        /* of them, those of one token */
+    long first;            /* position of the first token */
+    long window;           /* tokens that a query sees, or 0 for all */
     long head_dim, width;
 } queries;
+
+/* Up to BLOCK consecutive tokens of a row, from position `base` on. */
+typedef struct {
+    long base, count;
+    const char *keys[BLOCK], *values[BLOCK];
+} token_block;
 
 ALWAYS long lowest(const queries *q, long position)
 {
     return q->window && position >= q->window ? position - q->window + 1 : 0;
 }
 
-/* Scores of `count` queries (a constant) against TOKENS tokens. */
-ALWAYS vec scores(int count, int type, const float *const *q, const char *const *k, long width)
+/* Scores of `count` queries (a constant) against TOKENS tokens, whose keys are `at` bytes from k. */
+ALWAYS vec scores(int count, int type, const float *const *q, const char *const *k, long at, long width)
 {
     const long step = CHUNK * (long)dtype_size(type);
     vec sum[LANES];
 #pragma GCC unroll 16
     for (int i = 0; i < LANES; i++)
         sum[i] = splat(0.0f);
-    for (long d = 0, at = 0; d < width; d += CHUNK, at += step) {
+    for (long d = 0; d < width; d += CHUNK, at += step) {
 #pragma GCC unroll 4
         for (int t = 0; t < TOKENS; t++) {
             vec lo, hi;
@@ -101,37 +129,72 @@ ALWAYS vec across_tokens(vec v, bool largest)
 /* What a largest score is subtracted as: nothing seen yet would be infinity minus infinity. */
 ALWAYS vec finite_base(vec most) { return choose(most == -INFINITY, splat(0.0f), most); }
 
-/* One block of up to BLOCK tokens from position `base` on: `tokens` of them exist. k and v point at them, and k at
- * valid memory up to a multiple of TOKENS. `k_ahead` and `v_ahead`, or NULL, are fetched into the cache meanwhile. */
-ALWAYS void quad_block(int count, int type, const queries *qs, long first_query, long base, long tokens,
-                       const char *const *k, const char *const *v, const char *const *k_ahead,
-                       const char *const *v_ahead, softmax *state, float *sums)
+/* sums = sums * fade + weights times values, for `chunks` (a constant) chunks of head_dim, `at` bytes from v. */
+ALWAYS void add_values(int count, int type, int chunks, long width, const char *const *v, long at, long low, long high,
+                       const float *weight, vec fade, fetch *ahead, float *sums)
 {
+    const long step = CHUNK * (long)dtype_size(type);
+    vec out[QUAD][8];
+#pragma GCC unroll 4
+    for (int i = 0; i < count; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < 2 * chunks; j++)
+            out[i][j] = load(sums + i * width + j * LANES) * fade[i];
+    for (long t = low; t < high; t++) {
+        if (ahead && t * chunks * step % 64 == 0)
+            for (long line = 0; line < chunks * step; line += 64)
+                fetch_line(ahead);
+#pragma GCC unroll 4
+        for (int j = 0; j < chunks; j++) {
+            vec lo, hi;
+            load_pair(type, v[t] + at + j * step, &lo, &hi);
+#pragma GCC unroll 4
+            for (int i = 0; i < count; i++) {
+                out[i][2 * j] += weight[t * QUAD + i] * lo;
+                out[i][2 * j + 1] += weight[t * QUAD + i] * hi;
+            }
+        }
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < count; i++)
+#pragma GCC unroll 8
+        for (int j = 0; j < 2 * chunks; j++)
+            store(sums + i * width + j * LANES, out[i][j]);
+}
+
+/* `count` queries (a constant), from number `first_query` of a KV head on, against a block of tokens. The head's keys
+ * and values are `at` bytes from where the block points. Fetches as much as it reads, from `ahead` of keys and of values
+ * (or NULL). */
+ALWAYS void quad_block(int count, int type, const queries *qs, const float *const *q, long first_query,
+                       const token_block *block, long at, fetch *ahead, softmax *state, float *sums)
+{
+    const long base = block->base;
+    const char *const *k = block->keys, *const *v = block->values;
     const long first = qs->first + first_query / qs->per_token;
     const long last = qs->first + (first_query + count - 1) / qs->per_token;
     const long low = lowest(qs, first) > base ? lowest(qs, first) - base : 0;
-    const long high = last - base + 1 < tokens ? last - base + 1 : tokens;
+    const long high = last - base + 1 < block->count ? last - base + 1 : block->count;
     if (low >= high)
         return;
-    const long step = CHUNK * (long)dtype_size(type), line_bytes = qs->head_dim * (long)dtype_size(type);
+    const long step = CHUNK * (long)dtype_size(type), bytes = qs->head_dim * (long)dtype_size(type);
+    const int wide = count == 1 ? 4 : count == 2 ? 2 : 1; /* chunks of values at once: enough sums to hide latency */
     const bool masked = base + (high + TOKENS - 1) / TOKENS * TOKENS - 1 > first || base < lowest(qs, last);
     ivec position = {0}, window_low = {0}, offset = {0};
     for (int i = 0; masked && i < LANES; i++) {
         const long query = i % QUAD < count ? first_query + i % QUAD : first_query;
-        const long at = qs->first + query / qs->per_token;
-        position[i] = (int32_t)(at - base);
-        window_low[i] = (int32_t)(lowest(qs, at) - base);
+        const long token = qs->first + query / qs->per_token;
+        position[i] = (int32_t)(token - base);
+        window_low[i] = (int32_t)(lowest(qs, token) - base);
         offset[i] = i / QUAD;
     }
 
     float weight[BLOCK * QUAD];
     vec most = splat(-INFINITY);
     for (long t = low / TOKENS * TOKENS; t < high; t += TOKENS) {
-        if (k_ahead)
-            for (int i = 0; i < TOKENS; i++)
-                for (long at = 0; at < line_bytes; at += 64)
-                    __builtin_prefetch(k_ahead[t + i] + at, 0, 2);
-        vec s = scores(count, type, qs->q + first_query, k + t, qs->width);
+        if (ahead)
+            for (long line = 0; line < TOKENS * bytes; line += 64)
+                fetch_line(&ahead[0]);
+        vec s = scores(count, type, q, k + t, at, qs->width);
         if (masked) {
             const ivec token = offset + (int32_t)t;
             s = choose((token <= position) & (token >= window_low), s, splat(-INFINITY));
@@ -151,43 +214,22 @@ ALWAYS void quad_block(int count, int type, const queries *qs, long first_query,
     state->most = most;
     state->sum = state->sum * fade + across_tokens(sum, false);
 
-    for (long d = 0, at = 0; d < qs->width; d += CHUNK, at += step) {
-        vec out[QUAD][2];
-#pragma GCC unroll 4
-        for (int i = 0; i < count; i++) {
-            out[i][0] = load(sums + i * qs->width + d) * fade[i];
-            out[i][1] = load(sums + i * qs->width + d + LANES) * fade[i];
-        }
-        for (long t = low; t < high; t++) {
-            vec lo, hi;
-            load_pair(type, v[t] + at, &lo, &hi);
-            if (v_ahead && at % 64 == 0)
-                __builtin_prefetch(v_ahead[t] + at, 0, 2);
-#pragma GCC unroll 4
-            for (int i = 0; i < count; i++) {
-                out[i][0] += weight[t * QUAD + i] * lo;
-                out[i][1] += weight[t * QUAD + i] * hi;
-            }
-        }
-#pragma GCC unroll 4
-        for (int i = 0; i < count; i++) {
-            store(sums + i * qs->width + d, out[i][0]);
-            store(sums + i * qs->width + d + LANES, out[i][1]);
-        }
-    }
+    long d = 0;
+    for (; wide > 1 && d + wide * CHUNK <= qs->width; d += wide * CHUNK, at += wide * step)
+        add_values(count, type, wide, qs->width, v, at, low, high, weight, fade, ahead ? ahead + 1 : NULL, sums + d);
+    for (; d < qs->width; d += CHUNK, at += step)
+        add_values(count, type, 1, qs->width, v, at, low, high, weight, fade, ahead ? ahead + 1 : NULL, sums + d);
 }
 
-typedef void quad_function(const queries *qs, long first_query, long base, long tokens, const char *const *k,
-                           const char *const *v, const char *const *k_ahead, const char *const *v_ahead,
-                           softmax *state, float *sums);
+typedef void quad_function(const queries *qs, const float *const *q, long first_query, const token_block *block,
+                           long at, fetch *ahead, softmax *state, float *sums);
 
 #define QUAD_BLOCK(count, type)                                                                                      \
-    static void quad_block_##count##_##type(const queries *qs, long first_query, long base, long tokens,             \
-                                            const char *const *k, const char *const *v,                              \
-                                            const char *const *k_ahead, const char *const *v_ahead, softmax *state,  \
+    static void quad_block_##count##_##type(const queries *qs, const float *const *q, long first_query,              \
+                                            const token_block *block, long at, fetch *ahead, softmax *state,          \
                                             float *sums)                                                             \
     {                                                                                                                \
-        quad_block(count, type, qs, first_query, base, tokens, k, v, k_ahead, v_ahead, state, sums);                 \
+        quad_block(count, type, qs, q, first_query, block, at, ahead, state, sums);                                  \
     }
 QUAD_BLOCK(1, F32)
 QUAD_BLOCK(2, F32)
@@ -222,99 +264,125 @@ __attribute__((noinline)) static void merge(long count, long width, softmax *who
     }
 }
 
-static void reset(long count, long width, softmax *of, float *sums)
+static void reset(long quads, long values, softmax *of, float *sums)
 {
-    for (long i = 0; i < count; i += QUAD)
-        of[i / QUAD] = (softmax){splat(-INFINITY), splat(0.0f)};
-    memset(sums, 0, sizeof(float) * (size_t)(count * width));
+    for (long i = 0; i < quads; i++)
+        of[i] = (softmax){splat(-INFINITY), splat(0.0f)};
+    memset(sums, 0, sizeof(float) * (size_t)values);
 }
 
-/* Pointers to the keys and values of the tokens base .. base + tokens. */
-static void find_tokens(const pages *p, long head_bytes, long base, long tokens, const char **k, const char **v)
+/* Where the tokens of a row from position `base` up to `end` are, BLOCK at most. The last pointers repeat: so all may
+ * be read. */
+static void find_tokens(const pages *p, long base, long end, token_block *block)
 {
     long index = base / p->page_size, at = base % p->page_size;
-    for (long t = 0; t < tokens; t++) {
-        const long offset = (p->table[index] * p->page_size + at) * p->token_bytes + head_bytes;
-        k[t] = p->keys + offset;
-        v[t] = p->values + offset;
+    block->base = base;
+    block->count = end - base < BLOCK ? end - base : BLOCK;
+    for (long t = 0; t < block->count; t++) {
+        const long offset = (p->table[index] * p->page_size + at) * p->token_bytes;
+        block->keys[t] = p->keys + offset;
+        block->values[t] = p->values + offset;
         if (++at == p->page_size) {
             at = 0;
             index++;
         }
     }
+    for (long t = block->count; t < BLOCK; t++) {
+        block->keys[t] = block->keys[block->count - 1];
+        block->values[t] = block->values[block->count - 1];
+    }
 }
 
-/* Attention over segments `from` to `to`, as far as the queries see them, into `whole`. */
-static void attend(const pages *p, const queries *qs, long kv_head, long from, long to, attention_room *room)
+/* A block of one head, copied to where rows are as wide as whole chunks. */
+static void copy_tokens(const token_block *block, long at, long width, size_t size, long head_dim, attention_room *room,
+                        token_block *copy)
 {
-    const long size = (long)dtype_size(p->type), head = kv_head * qs->head_dim * size;
+    *copy = *block;
+    for (long t = 0; t < block->count; t++) {
+        memcpy(room->keys + (size_t)(t * width) * size, block->keys[t] + at, (size_t)head_dim * size);
+        memcpy(room->values + (size_t)(t * width) * size, block->values[t] + at, (size_t)head_dim * size);
+    }
+    for (long t = 0; t < BLOCK; t++) {
+        const long from = t < block->count ? t : block->count - 1;
+        copy->keys[t] = room->keys + (size_t)(from * width) * size;
+        copy->values[t] = room->values + (size_t)(from * width) * size;
+    }
+}
+
+/* First position that the queries see of the segments from `from` on. */
+ALWAYS long first_position(const queries *qs, long from)
+{
+    const long low = lowest(qs, qs->first) / BLOCK * BLOCK;
+    return low > from * SEGMENT ? low : from * SEGMENT;
+}
+
+/* Attention of KV heads `head` and following over the segments `from` to `to`, as far as the queries see them, into
+ * `whole`. `next` is what will be attended to afterwards, or NULL. */
+static void attend(const pages *p, const queries *qs, long head, long from, long to, const token_block *next,
+                   attention_room *room)
+{
+    const long size = (long)dtype_size(p->type), queries = qs->heads * qs->count, quads = (qs->count + QUAD - 1) / QUAD;
     const long last = qs->first + (qs->count - 1) / qs->per_token;
-    const char *pointers[2][2][BLOCK + TOKENS];
-    const bool copies = qs->head_dim != qs->width;
-    reset(qs->count, qs->width, room->whole_of, room->whole);
-    if (from < lowest(qs, qs->first) / SEGMENT)
-        from = lowest(qs, qs->first) / SEGMENT;
-    if (to > last / SEGMENT + 1)
-        to = last / SEGMENT + 1;
-    for (long segment = from; segment < to; segment++) {
-        long base = segment * SEGMENT, end = base + SEGMENT < last + 1 ? base + SEGMENT : last + 1;
-        bool found = false;
-        int turn = 0;
-        reset(qs->count, qs->width, room->part_of, room->part);
-        if (base < lowest(qs, qs->first))
-            base = lowest(qs, qs->first) / BLOCK * BLOCK;
-        for (; base < end; base += BLOCK, turn ^= 1) {
-            const long tokens = end - base < BLOCK ? end - base : BLOCK;
-            const char **k = pointers[turn][0], **v = pointers[turn][1];
-            const char **k_ahead = NULL, **v_ahead = NULL;
-            if (!found)
-                find_tokens(p, head, base, tokens, k, v);
-            found = end - base > BLOCK;
-            if (found) {
-                const long left = end - base - BLOCK, more = left < BLOCK ? left : BLOCK;
-                k_ahead = pointers[turn ^ 1][0];
-                v_ahead = pointers[turn ^ 1][1];
-                find_tokens(p, head, base + BLOCK, more, k_ahead, v_ahead);
-                for (long t = more; t < BLOCK; t++) {
-                    k_ahead[t] = k_ahead[more - 1];
-                    v_ahead[t] = v_ahead[more - 1];
-                }
-            }
-            if (copies)
-                for (long t = 0; t < tokens; t++) {
-                    memcpy(room->keys + t * qs->width * size, k[t], (size_t)(qs->head_dim * size));
-                    memcpy(room->values + t * qs->width * size, v[t], (size_t)(qs->head_dim * size));
-                    k[t] = room->keys + t * qs->width * size;
-                    v[t] = room->values + t * qs->width * size;
-                }
-            for (long t = tokens; t < BLOCK && t % TOKENS; t++)
-                k[t] = k[tokens - 1];
-            for (long i = 0; i < qs->count; i += QUAD) {
-                const long count = qs->count - i < QUAD ? qs->count - i : QUAD;
-                quad_functions[p->type][count - 1](qs, i, base, tokens, k, v, i ? NULL : k_ahead, i ? NULL : v_ahead,
-                                                   room->part_of + i / QUAD, room->part + i * qs->width);
-            }
+    const long end = last + 1 < to * SEGMENT ? last + 1 : to * SEGMENT;
+    token_block blocks[2], copy;
+    int turn = 0;
+    reset(qs->heads * quads, queries * qs->width, room->whole_of, room->whole);
+    long base = first_position(qs, from);
+    if (base >= end)
+        return;
+    find_tokens(p, base, end, &blocks[0]);
+    reset(qs->heads * quads, queries * qs->width, room->part_of, room->part);
+    for (; base < end; base += BLOCK, turn ^= 1) {
+        const token_block *block = &blocks[turn], *following = next;
+        if (base + BLOCK < end) {
+            find_tokens(p, base + BLOCK, end, &blocks[turn ^ 1]);
+            following = &blocks[turn ^ 1];
         }
-        merge(qs->count, qs->width, room->whole_of, room->whole, room->part_of, room->part);
+        fetch ahead[2] = {{0}};
+        if (following) {
+            const long at = head * qs->head_dim * size, bytes = qs->heads * qs->head_dim * size;
+            ahead[0] = (fetch){following->keys, following->count, NULL, NULL, at, bytes};
+            ahead[1] = (fetch){following->values, following->count, NULL, NULL, at, bytes};
+        }
+        for (long h = 0; h < qs->heads; h++) {
+            long at = (head + h) * qs->head_dim * size;
+            if (qs->head_dim != qs->width) {
+                copy_tokens(block, at, qs->width, (size_t)size, qs->head_dim, room, &copy);
+                block = &copy;
+                at = 0;
+            }
+            for (long i = 0; i < qs->count; i += QUAD) {
+                const long count = qs->count - i < QUAD ? qs->count - i : QUAD, query = h * qs->count + i;
+                quad_functions[p->type][count - 1](qs, qs->q + query, i, block, at, i ? NULL : ahead,
+                                                   room->part_of + h * quads + i / QUAD,
+                                                   room->part + query * qs->width);
+            }
+            block = &blocks[turn];
+        }
+        for (int i = 0; i < 2; i++) /* a short block has not fetched all of a long one */
+            while (ahead[i].left)
+                fetch_line(&ahead[i]);
+        if ((base + BLOCK) % SEGMENT == 0 || base + BLOCK >= end) {
+            for (long h = 0; h < qs->heads; h++)
+                merge(qs->count, qs->width, room->whole_of + h * quads, room->whole + h * qs->count * qs->width,
+                      room->part_of + h * quads, room->part + h * qs->count * qs->width);
+            reset(qs->heads * quads, queries * qs->width, room->part_of, room->part);
+        }
     }
 }
 
-/* Writes query i's result, divided by its sum and back in the order of head_dim, to out[i]. */
-static void attention_put(const queries *qs, int type, const softmax *of, const float *sums, float *const *out)
+/* Writes a query's result, divided by its sum and back in the order of head_dim. */
+static void attention_put(int type, long head_dim, float sum, const float *in, float *out)
 {
-    for (long i = 0; i < qs->count; i++) {
-        const float share = 1.0f / of[i / QUAD].sum[i % QUAD];
-        const float *in = sums + i * qs->width;
-        float *to = out[i];
-        long d = 0;
-        for (; type == BF16 && d + CHUNK <= qs->head_dim; d += CHUNK)
-            for (int j = 0; j < LANES; j++) {
-                to[d + 2 * j] = in[d + j] * share;
-                to[d + 2 * j + 1] = in[d + LANES + j] * share;
-            }
-        for (; d < qs->head_dim; d++)
-            to[d] = in[d / CHUNK * CHUNK + place(type, (int)(d % CHUNK))] * share;
-    }
+    const float share = 1.0f / sum;
+    long d = 0;
+    for (; type == BF16 && d + CHUNK <= head_dim; d += CHUNK)
+        for (int j = 0; j < LANES; j++) {
+            out[d + 2 * j] = in[d + j] * share;
+            out[d + 2 * j + 1] = in[d + LANES + j] * share;
+        }
+    for (; d < head_dim; d++)
+        out[d] = in[d / CHUNK * CHUNK + place(type, (int)(d % CHUNK))] * share;
 }
 
 #endif

@@ -30,6 +30,11 @@ typedef struct {
     long panels; /* a gate matrix and its up matrix lie panel by panel in turns */
 } matrix;
 
+/* Memory, from `at` to `end`, to be fetched into the cache. */
+typedef struct {
+    const char *at, *end;
+} span;
+
 typedef enum {
     PUT,    /* out = y (+ bias) */
     ADD,    /* out += y (+ bias) */
@@ -51,10 +56,10 @@ typedef struct {
 
 ALWAYS long panel_bytes(const matrix *w, int type) { return w->k * CHUNK * (long)dtype_size(type); }
 
-/* c [height, CHUNK] (+)= a [height, depth] times depth rows of a panel. Fetches the lines from `ahead` to `ahead_end`
- * into the cache meanwhile: the memory would be idle while a panel is gone over a second time. */
+/* c [height, CHUNK] (+)= a [height, depth] times depth rows of a panel. Fetches `soon` meanwhile, up to `lines` cache
+ * lines a step: of the next panel, for the memory would be idle while this one is gone over again. */
 ALWAYS void tile(int height, int type, const float *restrict a, long lda, const char *restrict b, long depth,
-                 float *restrict c, bool fresh, const char *ahead, const char *ahead_end, int lines)
+                 float *restrict c, bool fresh, span soon, int lines)
 {
     enum { STEP = 8 };
     const long width = CHUNK * (long)dtype_size(type);
@@ -66,8 +71,8 @@ ALWAYS void tile(int height, int type, const float *restrict a, long lda, const 
     }
     long k = 0;
     for (; k + STEP <= depth; k += STEP) {
-        for (int j = 0; j < lines && ahead < ahead_end; j++, ahead += 64)
-            __builtin_prefetch(ahead, 0, 2);
+        for (int j = 0; j < lines && soon.at < soon.end; j++, soon.at += 64)
+            __builtin_prefetch(soon.at, 0, 2);
 #pragma GCC unroll 8
         for (int s = 0; s < STEP; s++) {
             vec lo, hi;
@@ -98,14 +103,14 @@ ALWAYS void tile(int height, int type, const float *restrict a, long lda, const 
     }
 }
 
-typedef void tile_function(const float *a, long lda, const char *b, long depth, float *c, bool fresh,
-                           const char *ahead, const char *ahead_end, int lines);
+typedef void tile_function(const float *a, long lda, const char *b, long depth, float *c, bool fresh, span soon,
+                           int lines);
 
 #define TILE(height, type)                                                                                           \
     static void tile_##height##_##type(const float *a, long lda, const char *b, long depth, float *c, bool fresh,    \
-                                       const char *ahead, const char *ahead_end, int lines)                          \
+                                       span soon, int lines)                                                         \
     {                                                                                                                \
-        tile(height, type, a, lda, b, depth, c, fresh, ahead, ahead_end, lines);                                     \
+        tile(height, type, a, lda, b, depth, c, fresh, soon, lines);                                                 \
     }
 #define TILES(height) TILE(height, F32) TILE(height, BF16)
 TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
@@ -122,24 +127,35 @@ static tile_function *const tile_functions[2][TILE_ROWS] = {TILES_OF(F32), TILES
 static tile_function *const tile_functions[2][TILE_ROWS] = {TILES_OF(F32)}, TILES_OF(BF16)}};
 #endif
 
+/* Into how many parts k is cut: so that what is gone over many times stays in a cache. */
+ALWAYS long near_cuts(long depth, long rows, int type)
+{
+    const long near = NEAR_BYTES / (CHUNK * (long)dtype_size(type));
+    return rows <= TILE_ROWS ? 1 : (depth + near - 1) / near;
+}
+
+ALWAYS long far_cuts(long k, long rows)
+{
+    const long far = FAR_FLOATS / rows;
+    return (k + far - 1) / far;
+}
+
 /* c [rows, CHUNK] (+)= a [rows, depth] times depth rows of a panel, which stay in the first-level cache while the
  * rows go over them. `after` is the piece of a panel that comes next. */
 static void multiply_piece(const linear *l, const float *a, long rows, const char *b, long depth, bool fresh,
                            const char *after, float *c)
 {
     const long width = CHUNK * (long)dtype_size(l->type);
-    const long heights = (rows + TILE_ROWS - 1) / TILE_ROWS;
-    const long near = heights == 1 ? depth : NEAR_BYTES / width, cuts = (depth + near - 1) / near;
+    const long heights = (rows + TILE_ROWS - 1) / TILE_ROWS, cuts = near_cuts(depth, rows, l->type);
     const int lines = (int)((8 * width / 64 + heights - 1) / heights);
     for (long cut = 0; cut < cuts; cut++) {
         const long from = depth * cut / cuts, to = depth * (cut + 1) / cuts, bytes = (to - from) * width;
         const char *ahead = after + from * width;
         for (long h = 0; h < heights; h++) {
             const long row = rows * h / heights, height = rows * (h + 1) / heights - row;
+            const span soon = {ahead + bytes * h / heights / 64 * 64, ahead + bytes * (h + 1) / heights / 64 * 64};
             tile_functions[l->type][height - 1](a + row * l->lda + from, l->lda, b + from * width, to - from,
-                                                c + row * CHUNK, fresh && cut == 0,
-                                                ahead + bytes * h / heights / 64 * 64,
-                                                ahead + bytes * (h + 1) / heights / 64 * 64, lines);
+                                                c + row * CHUNK, fresh && cut == 0, soon, lines);
         }
     }
 }
@@ -150,7 +166,7 @@ static void multiply(const linear *l, const float *a, long rows, const char *pan
                      float *c)
 {
     const long bytes = panel_bytes(l->w, l->type), k = l->w->k, width = CHUNK * (long)dtype_size(l->type);
-    const long far = FAR_FLOATS / rows, cuts = (k + far - 1) / far;
+    const long cuts = far_cuts(k, rows);
     for (long cut = 0; cut < cuts; cut++) {
         const long from = k * cut / cuts, to = k * (cut + 1) / cuts;
         for (long p = 0; p < count; p++) {
@@ -210,7 +226,7 @@ static void linear_items(void *context, int thread, phase *p, long begin, long e
         float *c = l->tiles[thread];
         const float *a = l->a + row * l->lda;
         const char *panel = l->w->data + unit * bytes;
-        const long once = FAR_FLOATS / rows >= l->w->k ? 1 : count; /* units between two finishes */
+        const long once = far_cuts(l->w->k, rows) == 1 ? 1 : count; /* units between two finishes */
         for (long u = 0; u < count; u += once) {
             const char *next = u + once < count ? panel + (u + once) * bytes : l->w->data + following * bytes;
             multiply(l, a, rows, panel + u * bytes, once * each, next, c);

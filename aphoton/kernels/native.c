@@ -55,7 +55,7 @@ typedef struct {
     long row, token, tokens; /* the first token's place in the step, and how many */
     long head, heads;
     long from, to; /* segments of their past */
-    long part; /* where in `part_sums` the result goes, to be merged; -1: it is the whole result */
+    long part; /* where in `part_sums` the first segment's result goes, the others' following; -1: merged at once */
 } attention_item;
 
 typedef struct {
@@ -174,8 +174,8 @@ static void take_rooms(decoder *d, region *r)
         d->tiles[i] = take(r, GROUP * BLOCK_ROWS * CHUNK, sizeof(float));
         room->part = take(r, ITEM_QUERIES * d->head_width, sizeof(float));
         room->whole = take(r, ITEM_QUERIES * d->head_width, sizeof(float));
-        room->part_of = take(r, ITEM_QUERIES / QUAD, sizeof(softmax));
-        room->whole_of = take(r, ITEM_QUERIES / QUAD, sizeof(softmax));
+        room->part_of = take(r, ITEM_QUERIES, sizeof(softmax));
+        room->whole_of = take(r, ITEM_QUERIES, sizeof(softmax));
         room->keys = take(r, copies, dtype_size((int)d->shape.type));
         room->values = take(r, copies, dtype_size((int)d->shape.type));
     }
@@ -208,9 +208,14 @@ static void take_scratch(const decoder *d, scratch *s, region *r)
 static void make_plan(const decoder *d, bool trim, bool write, attention_plan *plan)
 {
     const step *s = &d->step;
-    const long threads = d->shape.threads, kv_heads = d->shape.kv_heads, most_tokens = ITEM_QUERIES / d->group;
-    const bool crowded = s->rows >= 4 * threads; /* enough rows to keep all threads busy with one each */
-    long items = 0, merges = 0, parts = 0, first = 0;
+    const long kv_heads = d->shape.kv_heads, most_tokens = ITEM_QUERIES / d->group;
+    long items = 0, merges = 0, parts = 0, segments = 0, first = 0;
+    for (long row = 0; row < s->rows; row++)
+        segments += (s->starts[row] + s->lengths[row] - 1) / SEGMENT + 1;
+    /* Single tokens: with segments enough for all threads, an item takes a few, with all heads, for these lie together
+     * in memory; with less, it takes one head of one. */
+    const long share = segments / (4 * d->shape.threads), together = least(kv_heads, most_tokens);
+    const long each = share < 1 ? 1 : least(share, 4), heads = share < 1 ? 1 : together;
     for (long row = 0; row < s->rows; row++) {
         const long length = s->lengths[row], begin = first;
         first += length;
@@ -220,17 +225,16 @@ static void make_plan(const decoder *d, bool trim, bool write, attention_plan *p
                 for (long head = 0; head < kv_heads; head++, items++)
                     if (write)
                         plan->items[items] = (attention_item){
-                            row, begin + at, least(most_tokens, length - at), head, 1, 0, LONG_MAX, -1};
+                            row, begin + at, least(most_tokens, length - at), head, 1, 0, LONG_MAX / SEGMENT, -1};
             continue;
         }
-        const long token = begin + length - 1, segments = (s->starts[row] + length - 1) / SEGMENT + 1;
-        const long each = crowded ? 4 : 1, heads = crowded ? kv_heads : 1, count = (segments + each - 1) / each;
-        for (long i = 0; i < count; i++)
+        const long token = begin + length - 1, count = (s->starts[row] + length - 1) / SEGMENT + 1;
+        for (long from = 0; from < count; from += each)
             for (long head = 0; head < kv_heads; head += heads, items++)
                 if (write)
-                    plan->items[items] = (attention_item){
-                        row, token, 1, head, heads, i * each, (i + 1) * each, count > 1 ? parts + i : -1};
-        if (count > 1) {
+                    plan->items[items] = (attention_item){row, token, 1, head, least(heads, kv_heads - head), from,
+                                                          least(from + each, count), count > each ? parts + from : -1};
+        if (count > each) {
             if (write)
                 plan->merges[merges] = (merge_item){row, token, parts, count};
             merges++;
@@ -393,13 +397,18 @@ static void put_kv(int type, const float *x, long n, char *out)
         memcpy(out, x, sizeof(float) * (size_t)n);
 }
 
+/* Bytes from one token's keys to the next one's. */
+static long token_bytes(const decoder *d)
+{
+    return d->shape.kv_heads * d->shape.head_dim * (long)dtype_size((int)d->shape.type);
+}
+
 static pages layer_pages(const decoder *d, int layer, long row)
 {
     const step *s = &d->step;
-    const long token_bytes = d->shape.kv_heads * d->shape.head_dim * (long)dtype_size((int)d->shape.type);
-    const long bytes = s->pages * s->page_size * token_bytes;
+    const long each = token_bytes(d), bytes = s->pages * s->page_size * each;
     char *keys = s->kv + layer * 2 * bytes;
-    return (pages){(int)d->shape.type, keys, keys + bytes, s->page_size, token_bytes, s->tables + row * s->table_width};
+    return (pages){(int)d->shape.type, keys, keys + bytes, s->page_size, each, s->tables + row * s->table_width};
 }
 
 /* From projections to rotated queries, and to keys and values in their pages. */
@@ -446,40 +455,77 @@ static void rotate_items(void *context, int thread, phase *p, long begin, long e
     }
 }
 
-/* Where the results of a token's query heads `head * group` and following go. */
-static float *attended_at(const work *w, long row, long token, long head)
+static void put_attended(const work *w, long row, long token, long query_head, const softmax *of, long lane,
+                         const float *sums)
 {
     const decoder *d = w->d;
-    return d->scratch.attended + (w->trim ? row : token) * d->o_width + head * d->group * d->shape.head_dim;
+    const long n = d->shape.head_dim;
+    attention_put((int)d->shape.type, n, of->sum[lane], sums,
+                  d->scratch.attended + (w->trim ? row : token) * d->o_width + query_head * n);
+}
+
+static queries item_queries(const work *w, const attention_item *it, const float *const *q)
+{
+    const decoder *d = w->d;
+    return (queries){q, it->heads, it->tokens * d->group, d->group, d->scratch.position[it->token],
+                     d->layers[w->layer].window, d->shape.head_dim, d->head_width};
+}
+
+/* The tokens that an item will look at first of the segments from `from` on. */
+static void find_first(const work *w, const attention_item *it, long from, token_block *block)
+{
+    const queries qs = item_queries(w, it, NULL);
+    const pages at = layer_pages(w->d, w->layer, it->row);
+    const long base = first_position(&qs, from), end = qs.first + 1;
+    find_tokens(&at, base < end ? base : qs.first, end, block);
+}
+
+/* An item's attention, merged or segment by segment. `next` is what comes after, or NULL. */
+static void attend_item(const work *w, const attention_item *it, const attention_item *next, attention_room room)
+{
+    const decoder *d = w->d;
+    const scratch *b = &d->scratch;
+    const long group = d->group, width = d->head_width;
+    const pages at = layer_pages(d, w->layer, it->row);
+    const float *q[ITEM_QUERIES];
+    long i = 0;
+    for (long head = it->head; head < it->head + it->heads; head++)
+        for (long t = 0; t < it->tokens; t++)
+            for (long g = 0; g < group; g++)
+                q[i++] = b->q + ((it->token + t) * d->shape.heads + head * group + g) * width;
+    const queries qs = item_queries(w, it, q);
+    token_block ahead;
+    if (next)
+        find_first(w, next, next->from, &ahead);
+    if (it->part < 0) {
+        attend(&at, &qs, it->head, it->from, it->to, next ? &ahead : NULL, &room);
+        const long quads = (qs.count + QUAD - 1) / QUAD;
+        for (long h = 0; h < it->heads; h++)
+            for (i = 0; i < qs.count; i++)
+                put_attended(w, it->row, it->token + i / group, (it->head + h) * group + i % group,
+                             room.whole_of + h * quads + i / QUAD, i % QUAD, room.whole + (h * qs.count + i) * width);
+        return;
+    }
+    for (long segment = it->from; segment < it->to; segment++) {
+        const long part = it->part + segment - it->from;
+        token_block following;
+        const bool more = segment + 1 < it->to;
+        if (more)
+            find_first(w, it, segment + 1, &following);
+        room.whole = b->part_sums + (part * d->shape.heads + it->head * group) * width;
+        room.whole_of = b->part_of + (part * d->shape.kv_heads + it->head) * d->group_quads;
+        attend(&at, &qs, it->head, segment, segment + 1, more ? &following : next ? &ahead : NULL, &room);
+    }
 }
 
 static void attention_items(void *context, int thread, phase *p, long begin, long end)
 {
     const work *w = context;
-    const decoder *d = w->d;
-    const scratch *b = &d->scratch;
-    (void)p;
-    for (const attention_item *it = (w->trim ? b->trimmed : b->plan).items + begin; begin < end; begin++, it++) {
-        const pages at = layer_pages(d, w->layer, it->row);
-        for (long head = it->head; head < it->head + it->heads; head++) {
-            const float *q[ITEM_QUERIES];
-            float *out[ITEM_QUERIES];
-            for (long t = 0, i = 0; t < it->tokens; t++)
-                for (long g = 0; g < d->group; g++, i++) {
-                    q[i] = b->q + ((it->token + t) * d->shape.heads + head * d->group + g) * d->head_width;
-                    out[i] = attended_at(w, it->row, it->token + t, head) + g * d->shape.head_dim;
-                }
-            const queries qs = {q, it->tokens * d->group, d->group, b->position[it->token],
-                                d->layers[w->layer].window, d->shape.head_dim, d->head_width};
-            attention_room room = d->rooms[thread];
-            if (it->part >= 0) {
-                room.whole = b->part_sums + (it->part * d->shape.heads + head * d->group) * d->head_width;
-                room.whole_of = b->part_of + (it->part * d->shape.kv_heads + head) * d->group_quads;
-            }
-            attend(&at, &qs, head, it->from, it->to, &room);
-            if (it->part < 0)
-                attention_put(&qs, (int)d->shape.type, room.whole_of, room.whole, out);
-        }
+    const attention_plan *plan = w->trim ? &w->d->scratch.trimmed : &w->d->scratch.plan;
+    for (; begin < end; begin++) {
+        /* Of the last one, the next is what this thread is likely to claim. */
+        const long next = begin + 1 < end ? begin + 1 : atomic_load_explicit(&p->next, memory_order_relaxed);
+        attend_item(w, plan->items + begin, next < plan->item_count ? plan->items + next : NULL, w->d->rooms[thread]);
     }
 }
 
@@ -489,19 +535,18 @@ static void merge_items(void *context, int thread, phase *p, long begin, long en
     const decoder *d = w->d;
     const scratch *b = &d->scratch;
     const attention_room *room = d->rooms + thread;
+    const long group = d->group, width = d->head_width;
     (void)p;
     for (const merge_item *m = (w->trim ? b->trimmed : b->plan).merges + begin; begin < end; begin++, m++)
         for (long head = 0; head < d->shape.kv_heads; head++) {
-            float *out[ITEM_QUERIES];
-            for (long g = 0; g < d->group; g++)
-                out[g] = attended_at(w, m->row, m->token, head) + g * d->shape.head_dim;
-            const queries qs = {.count = d->group, .head_dim = d->shape.head_dim, .width = d->head_width};
-            reset(d->group, d->head_width, room->whole_of, room->whole);
+            reset(d->group_quads, group * width, room->whole_of, room->whole);
             for (long part = m->part; part < m->part + m->parts; part++)
-                merge(d->group, d->head_width, room->whole_of, room->whole,
+                merge(group, width, room->whole_of, room->whole,
                       b->part_of + (part * d->shape.kv_heads + head) * d->group_quads,
-                      b->part_sums + (part * d->shape.heads + head * d->group) * d->head_width);
-            attention_put(&qs, (int)d->shape.type, room->whole_of, room->whole, out);
+                      b->part_sums + (part * d->shape.heads + head * group) * width);
+            for (long g = 0; g < group; g++)
+                put_attended(w, m->row, m->token, head * group + g, room->whole_of + g / QUAD, g % QUAD,
+                             room->whole + g * width);
         }
 }
 
@@ -532,7 +577,7 @@ static void forward(void *context, int thread)
         phase_run(t, thread, p++, total, 16, norm_items, &w);
         project(d, thread, p++, &l->qkv, b->h, d->x_width, b->qkv, d->qkv_width, total, PUT);
         phase_run(t, thread, p++, total, 16, rotate_items, &w);
-        phase_run(t, thread, p++, plan->item_count, 1, attention_items, &w);
+        phase_run(t, thread, p++, plan->item_count, 4, attention_items, &w);
         phase_run(t, thread, p++, plan->merge_count, 1, merge_items, &w);
         if (w.trim) {
             x = b->last_x;

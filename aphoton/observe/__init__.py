@@ -1,6 +1,8 @@
-"""What the engine tells of itself: `Stats` and the `Timeline` of its ticks."""
+"""What the engine tells of itself: `Stats`, the `Timeline` of its ticks, and their `trace_events`."""
 
+from aphoton.observe.recording import Counts, Recording, Tick
 from aphoton.observe.stats import Stats
-from aphoton.observe.timeline import Phase, Span, Timeline
+from aphoton.observe.timeline import HOST_PHASES, Phase, Span, Timeline
+from aphoton.observe.trace import trace_events
 
-__all__ = ["Phase", "Span", "Stats", "Timeline"]
+__all__ = ["HOST_PHASES", "Counts", "Phase", "Recording", "Span", "Stats", "Tick", "Timeline", "trace_events"]

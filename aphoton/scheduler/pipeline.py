@@ -59,6 +59,9 @@ class Pipeline:
     async def tick(self) -> None:
         """One turn: launch, commit what came before, finalize the sampling of what was launched."""
         step = self._launch()
+        if step is None and not self.inflight:
+            # It would tick for ever and hold the loop: better dead, with a reason.
+            raise RuntimeError("the scheduler is stuck: somebody waits or holds a row, and no step can be launched")
         while self.inflight and self.inflight[0] is not step:
             await self._commit(self.inflight[0])
         if step is not None:

@@ -177,13 +177,13 @@ class Scheduler:
             if (newcomers and length > budget) or not self.pool.reserve(needed):
                 break
             budget -= length
-            del self.waiting[sequence]
             row = self.rows.assign(sequence)
             self.rows.reserved[row] = needed
             sequence.sampling.row = row
             sequence.admitted_at = self.now()
             for _ in range(-(-length // self.page_size)):
                 self._take_page(row)
+            del self.waiting[sequence]
             newcomers.append(sequence)
             self._tell_room()
         return newcomers

@@ -1,14 +1,23 @@
 """Small decoders with random weights, and rows that are fed to them through shuffled pages."""
 
+import os
+import shlex
+import shutil
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from aphoton.attention import KVCache
 from aphoton.models import Decoder, ModelConfig, StepInput
+
+COMPILER = shlex.split(os.environ.get("CC") or "cc")[0]
+
+needs_compiler = pytest.mark.skipif(shutil.which(COMPILER) is None, reason=f"no C compiler {COMPILER!r}")
+"""With a compiler, the kernels must build: otherwise their tests fail, they are not skipped."""
 
 LLAMA: dict[str, Any] = {
     "architecture": "llama",

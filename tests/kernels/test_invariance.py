@@ -3,13 +3,12 @@
 import numpy as np
 import pytest
 import torch
-from kernels.decoders import Rows, random_decoder
+from kernels.decoders import Rows, needs_compiler, random_decoder
 
-from aphoton.kernels import native_available
 from aphoton.kernels.native import NativeDecoder
 from aphoton.models import ModelConfig
 
-pytestmark = pytest.mark.skipif(native_available() is not None, reason=str(native_available()))
+pytestmark = needs_compiler
 
 SETTINGS: dict[str, dict[str, object]] = {
     "three queries a KV head": {"num_heads": 9, "num_kv_heads": 3, "head_dim": 64},

@@ -6,10 +6,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from kernels.decoders import needs_compiler
 
 from aphoton.kernels import NativeUnavailable, library, native_available
 
-compiler = pytest.mark.skipif(native_available() is not None, reason=str(native_available()))
 
 FAST = "-O0"
 """What these libraries compute does not matter."""
@@ -41,7 +41,7 @@ def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "_loaded", {})
 
 
-@compiler
+@needs_compiler
 def test_built_once(folder: Path, logged_compiler: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = library.load_library(FAST)
     assert library.load_library(FAST) is first
@@ -52,14 +52,14 @@ def test_built_once(folder: Path, logged_compiler: Path, monkeypatch: pytest.Mon
     assert built.name.startswith("native-")
 
 
-@compiler
+@needs_compiler
 def test_other_flags_are_another_library(folder: Path) -> None:
     library.load_library(FAST)
     library.load_library(FAST, "-DLANES=4")
     assert len(list(folder.iterdir())) == 2
 
 
-@compiler
+@needs_compiler
 def test_damaged_file_is_built_again(
     folder: Path, logged_compiler: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,14 +76,14 @@ def test_damaged_file_is_built_again(
     assert logged_compiler.read_text().split() == ["built", "built"]
 
 
-@compiler
+@needs_compiler
 def test_without_a_folder_to_write_to(folder: Path) -> None:
     folder.write_text("a file where the folder should be")
     assert library.load_library(FAST).aphoton_forward is not None
     assert folder.is_file()
 
 
-@compiler
+@needs_compiler
 def test_processes_build_at_once(folder: Path) -> None:
     program = (
         "import sys; from aphoton.kernels.library import load_library; print('ready', flush=True); sys.stdin.read(1);"
@@ -125,7 +125,7 @@ def test_compiler_that_fails(folder: Path, tmp_path: Path, monkeypatch: pytest.M
         library.load_library()
 
 
-@compiler
+@needs_compiler
 def test_sources_that_do_not_compile(folder: Path) -> None:
     with pytest.raises(NativeUnavailable, match=r"cannot build the native kernels:[^$]*LANES"):
         library.load_library(FAST, "-DLANES=broken")

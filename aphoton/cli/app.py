@@ -1,0 +1,76 @@
+"""`app`: the commands put together, and how an error ends one."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from aphoton import __version__
+from aphoton.cli.bench import bench
+from aphoton.cli.chat import chat
+from aphoton.cli.generate import generate
+from aphoton.cli.missing import MissingExtra
+from aphoton.cli.pull import pull
+from aphoton.cli.terminal import say
+from aphoton.cli.trace import trace
+from aphoton.errors import AphotonError, InvalidRequest
+
+__all__ = ["app", "main"]
+
+FAILED, BAD_INPUT = 1, 2
+"""Exit codes."""
+
+
+class Commands(TyperGroup):
+    """Commands that end in one line on stderr when something is wrong, not in a traceback."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except InvalidRequest as error:
+            say(f"error: {error}")
+            raise typer.Exit(BAD_INPUT) from None
+        except (AphotonError, MissingExtra) as error:
+            say(f"error: {error}")
+            raise typer.Exit(FAILED) from None
+        except BrokenPipeError:
+            raise  # of whoever read the output: typer ends without a word
+        except OSError as error:
+            if error.filename is None:
+                raise
+            say(f"error: {error.filename}: {error.strerror}")
+            raise typer.Exit(FAILED) from None
+
+
+app = typer.Typer(
+    name="aphoton",
+    cls=Commands,
+    help="A language model inside your program: fetch one, run it, talk to it, measure it.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+)
+for command in (pull, generate, chat, bench, trace):
+    app.command()(command)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"aphoton {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[bool, typer.Option("--version", callback=_version, is_eager=True, help="Say which.")] = False,
+) -> None:
+    pass
+
+
+def main() -> None:
+    """The entry point ``aphoton``."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")  # a model may write what the terminal cannot show
+    app()

@@ -1,0 +1,305 @@
+"""``aphoton bench``."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
+
+import msgspec
+import typer
+
+from aphoton import Engine, InvalidRequest, SimCosts, SimModel
+from aphoton.cli.bound import Bound, Rates, StepWork
+from aphoton.cli.comparison import PeerFigures, compare
+from aphoton.cli.costmodel import measure_cost_model
+from aphoton.cli.engine import cost_options, costs_of, engine_options, open_engine
+from aphoton.cli.figures import Figures
+from aphoton.cli.generate import MODEL_HELP
+from aphoton.cli.heartbeat import Heartbeat, beside, idle_heartbeat
+from aphoton.cli.lists import choices, integers
+from aphoton.cli.machine import Machine
+from aphoton.cli.memory import measure_memory
+from aphoton.cli.report import Report
+from aphoton.cli.terminal import out, say
+from aphoton.cli.workload import Round, Workload
+from aphoton.config import DtypeName
+
+if TYPE_CHECKING:  # these bring torch
+    from aphoton.cli.peer import TransformersPeer
+    from aphoton.models import Checkpoint
+
+__all__ = ["bench"]
+
+WARMUP_TOKENS = 16
+
+
+@cost_options
+@engine_options("dtype", "pipeline_depth", "seed")
+def bench(
+    model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default="smollm2")] = None,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(help="Streams at once, e.g. 1,8,32.", show_default="1,8,32; 8 with --heartbeat or --memory"),
+    ] = None,
+    prompt_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of each request.", show_default="128; 32 with --memory")
+    ] = None,
+    output_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of each request.", show_default="128; 16 with --memory")
+    ] = None,
+    requests: Annotated[
+        int | None,
+        typer.Option(min=1, help="Requests of a round.", show_default="one per stream; 2000 with --memory"),
+    ] = None,
+    stream: Annotated[bool, typer.Option(help="Consume token by token, or await completions.")] = True,
+    dtype: Annotated[str, typer.Option(help="One or several to compare, e.g. float32,bfloat16.")] = "auto",
+    depth: Annotated[
+        str | None, typer.Option(help="Pipeline depth, or 1,2 to compare.", show_default="2; 1,2 on sim")
+    ] = None,
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Rounds of everything, in turns; medians are shown.", show_default="3; 1 on sim, which repeats"
+        ),
+    ] = None,
+    warmup: Annotated[int, typer.Option(help="Short rounds before, which do not count.", min=0)] = 1,
+    heartbeat: Annotated[bool, typer.Option("--heartbeat", help="A 1 ms task on the same loop: its gaps.")] = False,
+    against: Annotated[
+        Literal["transformers"] | None, typer.Option(help="The same work there, in the same run and dtypes.")
+    ] = None,
+    memory: Annotated[
+        bool, typer.Option("--memory", help="Instead of speed: resident memory over many requests.")
+    ] = False,
+    seed: Annotated[int, typer.Option(min=0, help="Of the prompts.")] = 0,
+    json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
+    *,
+    settings: dict[str, Any],
+    costs: dict[str, float],
+) -> None:
+    """Measure throughput, latencies, and where the time of a step goes."""
+    sim = settings.get("device") == "sim"
+    few = heartbeat or memory
+    plan = Plan(
+        model=model or ("sim" if sim else "smollm2"),
+        settings=settings,
+        costs=costs_of(costs, sim=sim),
+        dtypes=choices("dtype", dtype, get_args(DtypeName)),
+        depths=integers("depth", depth or ("1,2" if sim else "2"), high=2),
+        concurrency=integers("concurrency", concurrency or ("8" if few else "1,8,32"), high=4096),
+        rounds=rounds or (1 if sim else 3),
+        warmup=warmup,
+        heartbeat=heartbeat,
+        against=against,
+        workload=Workload(
+            prompt_tokens=prompt_tokens or (32 if memory else 128),
+            output_tokens=output_tokens or (16 if memory else 128),
+            requests=requests or (2000 if memory else None),
+            stream=stream,
+            seed=seed,
+        ),
+    )
+    if sim:
+        _refuse(
+            "means nothing on the simulated device",
+            against=against,
+            heartbeat=heartbeat,
+            memory=memory,
+            dtype=dtype != "auto",
+            kernels=settings.get("kernels"),
+        )
+    if memory:
+        _refuse(
+            "does not go with --memory, which runs one engine at one concurrency",
+            against=against,
+            heartbeat=heartbeat,
+            dtype=len(plan.dtypes) > 1,
+            depth=len(plan.depths) > 1,
+            concurrency=len(plan.concurrency) > 1,
+        )
+    report = asyncio.run(_memory(plan) if memory else _speed(plan))
+    report.show(out)
+    if json is not None:
+        json.write_bytes(report.json())
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure.
+
+    :ivar costs: None but on the simulated device.
+    """
+
+    model: str
+    settings: dict[str, Any]
+    costs: SimCosts | None
+    dtypes: list[str]
+    depths: list[int]
+    concurrency: list[int]
+    rounds: int
+    warmup: int
+    heartbeat: bool
+    against: str | None
+    workload: Workload
+
+    def report(self, **parts: Any) -> Report:
+        return Report(
+            model=self.model,
+            device="cpu" if self.costs is None else "sim",
+            settings=self.settings,
+            workload=self.workload,
+            rounds=self.rounds,
+            **parts,
+        )
+
+
+class Entry:
+    """An engine that is measured, and what has been measured of it, by concurrency."""
+
+    def __init__(self, engine: Engine, depth: int, concurrency: Iterable[int]) -> None:
+        self.engine = engine
+        self.depth = depth
+        self.dtype, self.kernels = engine.limits.dtype, engine.limits.kernels
+        self.rounds: dict[int, list[Round]] = {streams: [] for streams in concurrency}
+        self.gaps: dict[int, list[float]] = {streams: [] for streams in concurrency}
+
+    def figures(self, streams: int) -> Figures:
+        gaps = self.gaps[streams]
+        return Figures.of(
+            self.rounds[streams],
+            dtype=self.dtype,
+            kernels=self.kernels,
+            depth=self.depth,
+            heartbeat=Heartbeat.of(gaps) if gaps else None,
+        )
+
+
+async def _speed(plan: Plan) -> Report:
+    machine = Machine.here()
+    idle = await idle_heartbeat() if plan.heartbeat else None
+    async with _entries(plan) as entries:
+        rates = None if plan.costs is not None else Rates.measure()
+        peers = _peers(plan, entries) if plan.against else []
+        theirs: dict[str, list[float]] = {peer.dtype: [] for peer in peers}
+        tokens: dict[str, list[int]] = {}
+        for number in range(plan.rounds):
+            # In turns, so that what else the machine does meets all of them.
+            for entry in entries:
+                for streams in plan.concurrency:
+                    say(f"round {number + 1} of {plan.rounds}: {entry.dtype} depth {entry.depth}, {streams} streams")
+                    work = plan.workload.run(entry.engine, streams)
+                    entry.rounds[streams].append(await (beside(work, entry.gaps[streams]) if plan.heartbeat else work))
+            for peer in peers:
+                say(f"round {number + 1} of {plan.rounds}: transformers, {peer.dtype}")
+                prompt = plan.workload.prompt(0, entries[0].engine.limits.vocab_size)
+                seconds, tokens[peer.dtype] = peer.run(prompt, plan.workload.output_tokens)
+                theirs[peer.dtype].append(len(tokens[peer.dtype]) / seconds)
+        runs = [entry.figures(streams) for entry in entries for streams in plan.concurrency]
+        if rates is not None:
+            rates = rates.best(Rates.measure())
+            runs = [_bounded(run, plan, rates) for run in runs]
+        peer_figures = {
+            dtype: PeerFigures(
+                dtype=dtype,
+                tok_s=median(rates_),
+                tok_s_rounds=rates_,
+                tokens=len(tokens[dtype]),
+                tokens_equal=_equal(tokens[dtype], entries, dtype),
+            )
+            for dtype, rates_ in theirs.items()
+        }
+    return plan.report(
+        machine=machine,
+        runs=runs,
+        idle_heartbeat=idle,
+        rates=rates,
+        transformers_version=_transformers_version() if peers else None,
+        transformers=list(peer_figures.values()),
+        ratios=compare(runs, peer_figures) if peer_figures else [],
+        cost_model=None if plan.costs is None else await measure_cost_model(plan.costs),
+    )
+
+
+async def _memory(plan: Plan) -> Report:
+    settings = {**plan.settings, "dtype": plan.dtypes[0], "pipeline_depth": plan.depths[0]}
+    machine = Machine.here()
+    return plan.report(
+        machine=machine, memory=await measure_memory(plan.model, settings, plan.workload, plan.concurrency[0])
+    )
+
+
+@asynccontextmanager
+async def _entries(plan: Plan) -> AsyncIterator[list[Entry]]:
+    """All engines, open and warmed up. With room for exactly the work, so that several fit in memory."""
+    work, widest = plan.workload, max(plan.concurrency)
+    page_size = plan.settings.get("page_size", 16)
+    room: dict[str, Any] = {"max_rows": widest}
+    if "kv_memory" not in plan.settings:
+        room["kv_pages"] = widest * -(-(work.prompt_tokens + work.output_tokens) // page_size)
+    warmup = msgspec.structs.replace(work, output_tokens=min(work.output_tokens, WARMUP_TOKENS))
+    async with AsyncExitStack() as stack:
+        entries = []
+        for dtype in plan.dtypes:
+            for depth in plan.depths:
+                model = plan.model if plan.costs is None else SimModel(costs=plan.costs)
+                settings = {**room, **plan.settings, "dtype": dtype, "pipeline_depth": depth}
+                engine = await open_engine(model, settings)
+                stack.push_async_callback(engine.aclose)
+                entries.append(Entry(engine, depth, plan.concurrency))
+                for _ in range(plan.warmup):
+                    for streams in plan.concurrency:
+                        await warmup.run(engine, streams)
+        yield entries
+
+
+def _peers(plan: Plan, entries: list[Entry]) -> "list[TransformersPeer]":
+    """transformers' model in each dtype that ours runs in, warmed up."""
+    from aphoton.cli.peer import TransformersPeer
+
+    peers = []
+    for dtype in dict.fromkeys(entry.dtype for entry in entries):
+        say(f"loading the same weights into transformers, {dtype}")
+        peer = TransformersPeer(_checkpoint(plan.model), dtype)
+        for _ in range(plan.warmup):
+            peer.run(plan.workload.prompt(0, entries[0].engine.limits.vocab_size), WARMUP_TOKENS)
+        peers.append(peer)
+    return peers
+
+
+def _checkpoint(model: str) -> "Checkpoint":
+    from aphoton.models import find_checkpoint
+
+    return find_checkpoint(model)
+
+
+def _bounded(run: Figures, plan: Plan, rates: Rates) -> Figures:
+    if run.step_ms is None:
+        return run
+    work = StepWork.of(
+        _checkpoint(plan.model).config,
+        rows=run.concurrency,
+        context=plan.workload.prompt_tokens + plan.workload.output_tokens // 2,
+        dtype=run.dtype,
+    )
+    return msgspec.structs.replace(run, bound=Bound.of(work, rates, run.step_ms))
+
+
+def _equal(theirs: list[int], entries: list[Entry], dtype: str) -> int:
+    """Tokens of the first request before ours and theirs differ."""
+    entry = next(entry for entry in entries if entry.dtype == dtype)
+    ours = next(iter(entry.rounds.values()))[-1].completions[0].token_ids
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    return next((index for index, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+
+
+def _transformers_version() -> str:
+    from importlib.metadata import version
+
+    return version("transformers")
+
+
+def _refuse(why: str, **given: object) -> None:
+    """:raises InvalidRequest: for an option that was given and would be ignored."""
+    for name, value in given.items():
+        if value:
+            raise InvalidRequest(name, why)

@@ -1,0 +1,119 @@
+"""``aphoton chat``.
+
+The event loop lives in a thread of its own, and the terminal in the main thread: the loop stays live while somebody
+types, and Ctrl-C arrives where Python raises it, with no signal handler of ours.
+"""
+
+import contextlib
+import sys
+from concurrent.futures import Future, wait
+from typing import Annotated, Any
+
+import typer
+from anyio.from_thread import BlockingPortal, start_blocking_portal
+
+from aphoton import CompletionStream, Engine, PromptTooLong, SamplingParams
+from aphoton.checks import build
+from aphoton.cli.engine import engine_options, open_engine
+from aphoton.cli.generate import MODEL_HELP
+from aphoton.cli.options import options
+from aphoton.cli.terminal import say, show
+
+__all__ = ["chat"]
+
+Messages = list[dict[str, str]]
+
+
+@options(SamplingParams, "sampling", panel="Sampling", leave_out=("logprobs",))
+@engine_options("seed", "max_rows")
+def chat(
+    model: Annotated[str, typer.Argument(help=f"A model with a chat template: {MODEL_HELP}")],
+    system: Annotated[str | None, typer.Option(help="A system message.")] = None,
+    *,
+    sampling: dict[str, Any],
+    settings: dict[str, Any],
+) -> None:
+    """Talk to a model. Ctrl-C stops the answer; Ctrl-D, or Ctrl-C twice at the prompt, quits."""
+    params = build(SamplingParams, sampling)
+    with start_blocking_portal() as portal:
+        engine = portal.call(open_engine, model, {"max_rows": 1, **settings})
+        try:
+            Conversation(portal, engine, params, system).run()
+        finally:
+            portal.call(engine.aclose)
+
+
+class Conversation:
+    """What has been said, and the turns of it. Lives in the main thread."""
+
+    def __init__(self, portal: BlockingPortal, engine: Engine, params: SamplingParams, system: str | None) -> None:
+        self.messages: Messages = [] if system is None else [{"role": "system", "content": system}]
+        self._portal = portal
+        self._engine = engine
+        self._params = params
+        self._first = len(self.messages)  # what is before is never forgotten
+
+    def run(self) -> None:
+        """Until the user quits.
+
+        :raises AphotonError: when an answer cannot be given.
+        """
+        while (line := _read()) is not None:
+            if line.strip():
+                self.messages.append({"role": "user", "content": line})
+                self._turn()
+
+    def _turn(self) -> None:
+        """Answer the last message. What came before a Ctrl-C stays part of the conversation."""
+        while True:
+            texts: list[str] = []
+            stream = self._engine.chat_stream(self.messages, self._params)
+            answer = self._portal.start_task_soon(_show_all, stream, texts)
+            try:
+                self._finish(answer, stream)
+            except PromptTooLong:
+                if len(self.messages) <= self._first + 2:
+                    raise
+                say("(the conversation has become too long: its oldest turn is forgotten)")
+                del self.messages[self._first : self._first + 2]
+                continue
+            show("\n")
+            self.messages.append({"role": "assistant", "content": "".join(texts)})
+            return
+
+    def _finish(self, answer: Future[None], stream: CompletionStream) -> None:
+        """Wait for the answer; at Ctrl-C end it."""
+        while not answer.done():
+            try:
+                wait([answer], timeout=0.2)  # some systems tell of Ctrl-C only after a wait
+            except KeyboardInterrupt:
+                self._portal.start_task_soon(stream.aclose)
+        answer.result()
+
+
+async def _show_all(stream: CompletionStream, texts: list[str]) -> None:
+    async for piece in stream:
+        texts.append(piece.text)
+        show(piece.text)
+
+
+def _read() -> str | None:
+    """The next line; None when the user quits."""
+    prompt = ""
+    if sys.stdin.isatty():
+        prompt = "> "
+        with contextlib.suppress(ImportError):
+            import readline  # noqa: F401  # gives input() line editing and history
+    interrupted = False
+    while True:
+        try:
+            return input(prompt)
+        except EOFError:
+            show("\n" if prompt else "")
+            return None
+        except KeyboardInterrupt:
+            show("\n")
+            if interrupted:
+                return None
+            interrupted = True
+            say("(Ctrl-C again or Ctrl-D quits)")

@@ -1,0 +1,47 @@
+"""Engines for commands: their options, and opening one."""
+
+from collections.abc import Callable
+from typing import Any
+
+from aphoton import Engine, EngineConfig, InvalidRequest, SimCosts, SimModel
+from aphoton.cli.options import options
+from aphoton.cli.terminal import FetchBar
+
+__all__ = ["cost_options", "costs_of", "engine_options", "open_engine"]
+
+ONE_REQUEST = ("max_waiting", "overload")
+"""Settings that mean something only where requests come from outside."""
+
+
+def engine_options(*leave_out: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The engine's settings as options of a command, which gets them as ``settings``."""
+    return options(
+        EngineConfig,
+        "settings",
+        panel="Engine",
+        leave_out=(*ONE_REQUEST, *leave_out),
+        names={"pipeline_depth": "depth"},
+    )
+
+
+cost_options = options(SimCosts, "costs", panel="Simulated device (--device sim)", prefix="cost_", unit="ms")
+"""What a step of the simulated device costs, in ``costs``."""
+
+
+def costs_of(costs: dict[str, float], *, sim: bool) -> SimCosts | None:
+    """The simulated device's costs; None on another device.
+
+    :raises InvalidRequest: for costs that are negative, or that nothing would use.
+    """
+    for name, value in costs.items():
+        if not sim:
+            raise InvalidRequest(f"cost_{name}", "only the simulated device has costs: add --device sim")
+        if value < 0:
+            raise InvalidRequest(f"cost_{name}", f"must not be negative, and is {value * 1e3:g}")
+    return SimCosts(**costs) if sim else None
+
+
+async def open_engine(model: str | SimModel, settings: dict[str, Any]) -> Engine:
+    """A running engine: close it. A bar is shown while its model is fetched."""
+    with FetchBar() as bar:
+        return await Engine(model, progress=bar, **settings).start()

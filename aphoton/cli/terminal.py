@@ -1,0 +1,54 @@
+"""The terminal: answers to stdout, everything else to stderr, and a bar while a model is fetched."""
+
+import sys
+from types import TracebackType
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+__all__ = ["FetchBar", "err", "out", "say", "show"]
+
+out = Console()
+err = Console(stderr=True)
+
+
+def say(message: str) -> None:
+    """A line on stderr, as it is."""
+    print(message, file=sys.stderr, flush=True)
+
+
+def show(text: str) -> None:
+    """Text of a model to stdout, as it is and at once."""
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+class FetchBar:
+    """A progress bar on stderr for as long as there is something to show, and then gone. Call it from any thread."""
+
+    def __init__(self) -> None:
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            console=err,
+            transient=True,
+            disable=not err.is_terminal,
+        )
+        self._tasks: dict[str, TaskID] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._progress.stop()
+
+    def __call__(self, what: str, done: int, total: int | None) -> None:
+        if what not in self._tasks:
+            self._progress.start()
+            self._tasks[what] = self._progress.add_task(what, total=total)
+        self._progress.update(self._tasks[what], completed=done, total=total)

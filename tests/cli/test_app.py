@@ -1,0 +1,84 @@
+"""What all commands share: help without torch, and errors in one line."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cli.running import Run
+
+from aphoton import __version__
+
+
+def test_help_and_version(run: Run) -> None:
+    for command in ("pull", "generate", "chat", "bench", "trace"):
+        assert command in run("--help").stdout
+        assert "Usage" in run(command, "--help").stdout
+    assert run("--version").stdout == f"aphoton {__version__}\n"
+
+
+def test_help_needs_no_torch() -> None:
+    program = (
+        "import sys\nfrom aphoton.cli import main\n"
+        "sys.argv = ['aphoton', 'bench', '--help']\n"
+        "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
+        "print({'torch', 'transformers', 'matplotlib', 'psutil'} & set(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stderr == "set()\n"
+
+
+def test_runs_as_a_module() -> None:
+    command = [sys.executable, "-m", "aphoton", "generate", "sim", "Hi", "--device", "sim", "--max-tokens", "0"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1
+    assert not done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["generate", "random:huge", "Hi"], 1, "error: random:huge: no such random model"),
+        (["generate", "random:tiny", ""], 2, "error: prompt: must hold at least one token"),
+        (
+            ["generate", "random:tiny", "Hi", "--temperature", "-1"],
+            2,
+            "error: temperature: must be in [0, 100]",
+        ),
+        (["generate", "random:tiny", "Hi", "--depth", "3"], 2, "error: pipeline_depth: must be one of 1, 2, not 3"),
+        (["generate", "random:tiny", "Hi", "--stop", ""], 2, "error: stop: must be strings that are not empty"),
+        (["generate", "sim", "Hi", "--device", "sim", "--kv-memory", "1"], 2, "error: kv_memory: sim has no memory"),
+        (["bench", "--concurrency", "1,x"], 2, "error: concurrency: must be integers"),
+        (["bench", "--concurrency", "0"], 2, "error: concurrency: must be from 1 to 4096, not 0"),
+        (["bench", "--depth", "3"], 2, "error: depth: must be from 1 to 2, not 3"),
+        (["bench", "--dtype", "float32,int4"], 2, "error: dtype: must be one of"),
+        (["bench", "--cost-launch", "1"], 2, "error: cost_launch: only the simulated device has costs"),
+        (["bench", "--device", "sim", "--cost-copy", "-1"], 2, "error: cost_copy: must not be negative"),
+        (["bench", "--device", "sim", "--heartbeat"], 2, "error: heartbeat: means nothing on the simulated device"),
+        (["bench", "--device", "sim", "--dtype", "float32"], 2, "error: dtype: means nothing on the simulated device"),
+        (["bench", "--memory", "--concurrency", "1,2"], 2, "error: concurrency: does not go with --memory"),
+        (["bench", "random:tiny", "--prompt-tokens", "5000"], 2, "error: prompt: 5000 tokens leave no room"),
+        (["trace", "--depth", "1,2,3"], 2, "error: depth: must be from 1 to 2, not 3"),
+    ],
+)
+def test_errors_in_one_line(run: Run, arguments: list[str], code: int, message: str) -> None:
+    result = run(*arguments, code=code)
+    last = result.stderr.splitlines()[-1]
+    assert last.startswith(message)
+    assert not result.stdout
+
+
+def test_a_file_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
+    place = tmp_path / "missing" / "trace.json"
+    result = run("trace", "--device", "sim", "--concurrency", "1", "--output-tokens", "4", "--out", str(place), code=1)
+    assert result.stderr.endswith(f"error: {place}: No such file or directory\n")
+
+
+def test_a_library_that_is_not_installed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    monkeypatch.delitem(sys.modules, "matplotlib.figure", raising=False)
+    arguments = ["--device", "sim", "--out", str(tmp_path / "t.json"), "--png", str(tmp_path / "t.png")]
+    result = run("trace", *arguments, code=1)
+    assert result.stderr == "error: this needs matplotlib: pip install 'aphoton[plot]'\n"
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,91 @@
+"""``aphoton chat``: the conversation, and the keys that end an answer or the program."""
+
+import asyncio
+import sys
+from pathlib import Path
+
+import pytest
+from cli.running import Run
+from cli.terminal import CTRL_D, Terminal
+
+from aphoton import Engine
+
+LONG = ("--max-tokens", "1800", "--kernels", "torch", "--dtype", "float32")
+"""An answer that takes many seconds: whoever sees the prompt before has stopped it."""
+MUCH = 1500
+"""Characters that such an answer has far more of."""
+
+terminal = pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
+
+
+async def _answers(model: Path, *texts: str) -> list[str]:
+    messages = [{"role": "system", "content": "Be brief."}]
+    async with Engine(model, max_rows=1) as engine:
+        for text in texts:
+            messages.append({"role": "user", "content": text})
+            answer = (await engine.chat(messages, max_tokens=12)).text
+            messages.append({"role": "assistant", "content": answer})
+    return [message["content"] for message in messages if message["role"] == "assistant"]
+
+
+def test_keeps_the_conversation(run: Run, talker: Path) -> None:
+    expected = asyncio.run(_answers(talker, "hi", "hi"))
+    assert expected[0] != expected[1]
+    result = run("chat", str(talker), "--system", "Be brief.", "--max-tokens", "12", input="hi\n\nhi\n")
+    assert result.stdout == "".join(f"{answer}\n" for answer in expected)
+
+
+def test_forgets_the_oldest_turn_when_it_must(run: Run, talker: Path) -> None:
+    result = run("chat", str(talker), "--max-tokens", "8", "--max-model-len", "80", input="one\ntwo\nthree\n")
+    assert "its oldest turn is forgotten" in result.stderr
+    assert len(result.stdout.splitlines()) == 3
+    again = run("chat", str(talker), "--max-tokens", "8", "--max-model-len", "80", input="x" * 100, code=2)
+    assert again.stderr.startswith("error: prompt: ")
+
+
+def test_a_model_without_a_template(run: Run) -> None:
+    result = run("chat", "random:tiny", input="hi\n", code=2)
+    assert result.stderr == "error: messages: this model has no chat template: use generate() or stream()\n"
+
+
+@terminal
+def test_ctrl_c_stops_the_answer_and_not_the_program(talker: Path) -> None:
+    with Terminal("chat", str(talker), *LONG) as chat:
+        chat.expect("> ")
+        for message in ("one", "two"):
+            chat.type(f"{message}\n")
+            chat.expect(f"{message}\r\n")
+            chat.expect("word")  # the answer has begun
+            assert len(chat.interrupt("\r\n> ")) < MUCH
+        chat.type(CTRL_D)
+        assert chat.end() == 0
+        assert "Traceback" not in chat.text
+
+
+@terminal
+def test_ctrl_c_twice_at_the_prompt_quits(talker: Path) -> None:
+    with Terminal("chat", str(talker)) as chat:
+        chat.expect("> ")
+        chat.interrupt("(Ctrl-C again or Ctrl-D quits)\r\n> ")
+        chat.type("forget that\n")  # a line between, and it asks again
+        chat.expect("\r\n> ")
+        chat.interrupt("(Ctrl-C again or Ctrl-D quits)\r\n> ")
+        chat.interrupt("\r\n")
+        assert chat.end() == 0
+        assert "Traceback" not in chat.text
+
+
+@terminal
+@pytest.mark.real_model
+def test_talks_with_a_real_model(smollm2: Path) -> None:
+    with Terminal("chat", str(smollm2)) as chat:
+        chat.expect("> ")
+        chat.type("What is the capital of France?\n")
+        chat.expect("?\r\n")
+        assert "Paris" in chat.expect("\r\n> ")
+        chat.type("Write a very long story.\n")
+        chat.expect("story.\r\n")
+        chat.expect(" the ")
+        chat.interrupt("\r\n> ")
+        chat.type(CTRL_D)
+        assert chat.end() == 0

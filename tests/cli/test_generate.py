@@ -1,0 +1,64 @@
+"""``aphoton generate`` and ``aphoton pull``."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cli.running import Run
+
+from aphoton import Completion, Engine
+
+
+def _direct(model: str | Path, prompt: str, **sampling: Any) -> Completion:
+    async def generate() -> Completion:
+        async with Engine(model, max_rows=1) as engine:
+            return await engine.generate(prompt, **sampling)
+
+    return asyncio.run(generate())
+
+
+def test_writes_the_text(run: Run, talker: Path) -> None:
+    expected = _direct(talker, "Once upon", max_tokens=10).text
+    assert run("generate", str(talker), "Once upon", "--max-tokens", "10").stdout == f"{expected}\n"
+    assert run("generate", str(talker), "-", "--max-tokens", "10", input="Once upon\n").stdout == f"{expected}\n"
+
+
+def test_every_sampling_parameter(run: Run, talker: Path) -> None:
+    asked = {"max_tokens": 12, "min_tokens": 3, "temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "seed": 5}
+    stops = {"stop": ["qqq", "word1,"], "stop_token_ids": [7], "include_stop_str_in_output": True, "ignore_eos": True}
+    expected = _direct(talker, "Hi", **asked, **stops, logprobs=2)
+    options = [text for name, value in asked.items() for text in (f"--{name.replace('_', '-')}", str(value))]
+    options += ["--stop", "qqq", "--stop", "word1,", "--stop-token-ids", "7", "--include-stop-str-in-output"]
+    result = run("generate", str(talker), "Hi", *options, "--ignore-eos", "--logprobs", "2", "--stats")
+    assert result.stdout == f"{expected.text}\n"
+    assert "log-probabilities" in result.stderr
+    assert expected.logprobs is not None
+    assert f"{expected.logprobs[0].logprob:.3f}" in result.stderr
+    assert f"2 prompt tokens, {expected.usage.completion_tokens} new in " in result.stderr
+    assert result.stderr.endswith(f"ended by {expected.finish_reason}\n")
+
+
+def test_engine_settings(run: Run, talker: Path) -> None:
+    expected = _direct(talker, "Hi", max_tokens=8).text
+    settings = ("--device", "cpu", "--dtype", "float32", "--kernels", "torch", "--depth", "1", "--page-size", "4")
+    assert run("generate", str(talker), "Hi", "--max-tokens", "8", *settings).stdout == f"{expected}\n"
+    refused = run("generate", str(talker), "Hi", "--kv-pages", "1", code=2)
+    assert refused.stderr.startswith("error: prompt: ") and "kv_pages" in refused.stderr
+
+
+def test_simulated(run: Run) -> None:
+    result = run("generate", "sim", "Hi", "--device", "sim", "--max-tokens", "5", "--stats", "--ignore-eos")
+    assert "5 new in" in result.stderr
+
+
+def test_pull_prints_where_it_is(run: Run, talker: Path) -> None:
+    assert run("pull", str(talker)).stdout == f"{talker}\n"
+    assert run("pull", "no-such-model", code=1).stderr.startswith("error: there is no file or folder 'no-such-model'")
+
+
+@pytest.mark.real_model
+def test_a_real_model(run: Run, smollm2: Path) -> None:
+    assert run("pull", "smollm2").stdout == f"{smollm2}\n"
+    result = run("generate", "smollm2", "The capital of France is", "--max-tokens", "8")
+    assert "Paris" in result.stdout
