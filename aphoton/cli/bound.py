@@ -11,7 +11,7 @@ if TYPE_CHECKING:  # it brings torch
 
 __all__ = ["Bound", "Rates", "StepWork"]
 
-REPEATS = 7
+REPEATS = 4
 GIGA = 1e9
 
 
@@ -27,7 +27,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def measure(cls) -> "Rates":
-        """Takes about a second, on all cores."""
+        """Takes less than a second, on all cores."""
         import torch
 
         array = torch.ones(64 << 20)  # 256 MiB

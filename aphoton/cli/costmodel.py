@@ -13,7 +13,7 @@ __all__ = ["CostModel", "Period", "Tax", "measure_cost_model"]
 
 SWEEP = (0.1, 0.25, 0.5, 1.0, 2.0)
 """Factors of the forward's cost: from a host that is slower than the device to one that is much faster."""
-LENGTHS = (8, 32, 128, 512)
+LENGTHS = (8, 32, 128)
 EOS = 0
 
 

@@ -22,14 +22,18 @@ SAMPLES = 10
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
     """Resident memory of this process, in MiB.
 
+    :ivar dtype, kernels, depth: of the engines.
     :ivar after_warmup: with the engine open and its first requests done.
-    :ivar samples: evenly spread over the requests.
-    :ivar growth: from after the warm-up to after the last request.
+    :ivar samples: evenly spread over the requests, garbage included.
+    :ivar growth: from after the warm-up to after the last request, garbage collected.
     :ivar first_peak, second_peak: the most that was resident while the first engine, then another one after it was
         closed, loaded and ran.
     :ivar between: after the first was closed.
     """
 
+    dtype: str
+    kernels: str
+    depth: int
     requests: int
     warmup_requests: int
     concurrency: int
@@ -59,7 +63,9 @@ async def measure_memory(model: str, settings: dict[str, Any], workload: Workloa
             after_warmup = resident.now()
             while len(samples) * (part.requests or 1) < total:
                 await part.run(engine, concurrency)
-                samples.append(resident.now())
+                samples.append(resident.read())
+            after = resident.now()
+            limits, depth = engine.limits, engine.config.pipeline_depth
         del engine
     between = resident.now()
     first_peak = first.peak
@@ -67,13 +73,16 @@ async def measure_memory(model: str, settings: dict[str, Any], workload: Workloa
         async with aclosing(await open_engine(model, settings)) as engine:
             await warmup.run(engine, concurrency)
     return Memory(
+        dtype=limits.dtype,
+        kernels=limits.kernels,
+        depth=depth,
         requests=len(samples) * (part.requests or 1),
         warmup_requests=warmup.requests or 0,
         concurrency=concurrency,
         before=before,
         after_warmup=after_warmup,
         samples=samples,
-        growth=samples[-1] - after_warmup,
+        growth=after - after_warmup,
         first_peak=first_peak,
         between=between,
         second_peak=second.peak,
@@ -95,14 +104,15 @@ class _Resident:
     def now(self) -> float:
         """MiB, once what nobody holds is gone."""
         gc.collect()
-        return self._read()
+        return self.read()
 
-    def _read(self) -> float:
+    def read(self) -> float:
+        """MiB, as it is."""
         resident: int = self._process.memory_info().rss
         return resident / MEBI
 
     def __enter__(self) -> Self:
-        self.peak = self._read()
+        self.peak = self.read()
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="aphoton memory", daemon=True)
         self._thread.start()
@@ -116,4 +126,4 @@ class _Resident:
 
     def _watch(self) -> None:
         while not self._stop.wait(self.INTERVAL):
-            self.peak = max(self.peak, self._read())
+            self.peak = max(self.peak, self.read())

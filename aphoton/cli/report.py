@@ -19,6 +19,8 @@ from aphoton.cli.workload import Workload
 __all__ = ["Report"]
 
 
+LEFT = ("engine", "compared", "resident memory")
+"""Columns of words."""
 WIDTH = 120
 """Columns of a table that goes to no terminal."""
 
@@ -173,12 +175,12 @@ def _show_peers(console: Console, peers: list[PeerFigures], ratios: list[Ratio],
 
 def _show_memory(console: Console, memory: Memory) -> None:
     table = _table(
-        f"Resident memory (MiB), {memory.requests} requests after {memory.warmup_requests} to warm up, "
+        f"{memory.dtype}, {memory.kernels} kernels, depth {memory.depth}: {memory.requests} requests, "
         f"{memory.concurrency} at once",
-        ("", "MiB"),
+        ("resident memory", "MiB"),
     )
     table.add_row("before", f"{memory.before:.1f}")
-    table.add_row("first engine, warmed up", f"{memory.after_warmup:.1f}")
+    table.add_row(f"warmed up by {memory.warmup_requests} requests", f"{memory.after_warmup:.1f}")
     for number, sample in enumerate(memory.samples, 1):
         table.add_row(f"after {number * memory.requests // len(memory.samples)} requests", f"{sample:.1f}")
     table.add_row("growth", f"{memory.growth:+.1f}", style="bold")
@@ -227,7 +229,7 @@ def _show_cost_model(console: Console, model: CostModel) -> None:
 def _table(title: str, columns: Iterable[str]) -> Table:
     table = Table(title=title, title_justify="left", title_style="bold")
     for column in columns:
-        table.add_column(column, justify="left" if column in ("", "engine", "compared") else "right", no_wrap=True)
+        table.add_column(column, justify="left" if column in LEFT else "right", no_wrap=True)
     return table
 
 

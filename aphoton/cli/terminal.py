@@ -27,15 +27,15 @@ def show(text: str) -> None:
 class FetchBar:
     """A progress bar on stderr for as long as there is something to show, and then gone. Call it from any thread."""
 
-    def __init__(self) -> None:
+    def __init__(self, console: Console = err) -> None:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             DownloadColumn(),
             TransferSpeedColumn(),
-            console=err,
+            console=console,
             transient=True,
-            disable=not err.is_terminal,
+            disable=not console.is_terminal,
         )
         self._tasks: dict[str, TaskID] = {}
 

@@ -86,7 +86,7 @@ def _load(extra: tuple[str, ...]) -> ctypes.CDLL:
                 pass  # damaged on disk: it is built again
         return _build(compiler, flags, path)
     except OSError:
-        # A cache folder that cannot be written: build for this process alone. The library stays loaded without its file.
+        # A cache folder that cannot be written: build for this process alone. What is loaded needs its file no more.
         with tempfile.TemporaryDirectory(prefix="aphoton-") as own:
             return _build(compiler, flags, Path(own) / name)
 
@@ -113,7 +113,7 @@ def _build(compiler: list[str], flags: list[str], path: Path) -> ctypes.CDLL:
         done = _run([*compiler, *flags, str(Path(__file__).with_name(SOURCE)), "-o", draft, "-lm"])
         if done.returncode != 0:
             raise NativeUnavailable(f"{shlex.join(compiler)} cannot build the native kernels: {done.stderr.strip()}")
-        # Another process may have put the same library there meanwhile: this one takes its name, that one keeps it open.
+        # Another process may have put the same library there meanwhile: it goes on with its own, which loses its name.
         os.replace(draft, path)
     except BaseException:
         os.unlink(draft)

@@ -216,9 +216,8 @@ class NativeDecoder:
 
 def _address(tensor: Tensor, dtype: torch.dtype) -> int:
     if tensor.dtype != dtype or tensor.device.type != "cpu" or not tensor.is_contiguous():
-        raise ValueError(
-            f"expected contiguous {dtype} on the CPU, not {tensor.dtype} of strides {tensor.stride()} on {tensor.device}"
-        )
+        given = f"{tensor.dtype} of strides {tensor.stride()} on {tensor.device}"
+        raise ValueError(f"expected contiguous {dtype} on the CPU, not {given}")
     return tensor.data_ptr()
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from cli.running import Run
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from cli.running import Run
 from typer.testing import CliRunner, Result
 
 from aphoton.cli import app

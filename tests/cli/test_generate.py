@@ -1,18 +1,24 @@
 """``aphoton generate`` and ``aphoton pull``."""
 
 import asyncio
+import io
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli.running import Run
+from cli.terminal import CTRL_C, Terminal
+from rich.console import Console
 
 from aphoton import Completion, Engine
+from aphoton.cli.terminal import FetchBar
 
 
-def _direct(model: str | Path, prompt: str, **sampling: Any) -> Completion:
+def _direct(model: Path, prompt: str, *, dtype: str = "auto", kernels: str = "auto", **sampling: Any) -> Completion:
     async def generate() -> Completion:
-        async with Engine(model, max_rows=1) as engine:
+        async with Engine(model, max_rows=1, dtype=dtype, kernels=kernels) as engine:
             return await engine.generate(prompt, **sampling)
 
     return asyncio.run(generate())
@@ -40,7 +46,7 @@ def test_every_sampling_parameter(run: Run, talker: Path) -> None:
 
 
 def test_engine_settings(run: Run, talker: Path) -> None:
-    expected = _direct(talker, "Hi", max_tokens=8).text
+    expected = _direct(talker, "Hi", max_tokens=8, dtype="float32", kernels="torch").text
     settings = ("--device", "cpu", "--dtype", "float32", "--kernels", "torch", "--depth", "1", "--page-size", "4")
     assert run("generate", str(talker), "Hi", "--max-tokens", "8", *settings).stdout == f"{expected}\n"
     refused = run("generate", str(talker), "Hi", "--kv-pages", "1", code=2)
@@ -55,6 +61,29 @@ def test_simulated(run: Run) -> None:
 def test_pull_prints_where_it_is(run: Run, talker: Path) -> None:
     assert run("pull", str(talker)).stdout == f"{talker}\n"
     assert run("pull", "no-such-model", code=1).stderr.startswith("error: there is no file or folder 'no-such-model'")
+
+
+def test_a_bar_while_something_is_fetched() -> None:
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=100)
+    with FetchBar(console) as bar:
+        thread = threading.Thread(target=lambda: [bar("Fetching a model", done << 20, 4 << 20) for done in (1, 2, 4)])
+        thread.start()
+        thread.join()
+    assert "Fetching a model" in screen.getvalue() and "4.2/4.2 MB" in screen.getvalue()
+    silent = io.StringIO()
+    with FetchBar(Console(file=silent)) as bar:
+        bar("Fetching a model", 1, None)
+    assert not silent.getvalue()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs pseudo-terminals")
+def test_ctrl_c_ends_it() -> None:
+    with Terminal("generate", "sim", "Hi", "--device", "sim", "--ignore-eos", "--max-tokens", "4000") as program:
+        program.expect("<")  # the simulated model has begun: it writes the numbers of tokens
+        program.type(CTRL_C)
+        assert program.end() == 130
+        assert "Traceback" not in program.text
 
 
 @pytest.mark.real_model

@@ -10,7 +10,6 @@ from kernels.decoders import needs_compiler
 
 from aphoton.kernels import NativeUnavailable, library, native_available
 
-
 FAST = "-O0"
 """What these libraries compute does not matter."""
 

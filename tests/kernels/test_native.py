@@ -64,7 +64,13 @@ def written(rows: Rows) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("name", "page_size"),
-    [*((name, 16) for name in CASES), ("windows", 1), ("tied embeddings", 64), ("nine heads to three", 1), ("odd sizes", 64)],
+    [
+        *((name, 16) for name in CASES),
+        ("windows", 1),
+        ("tied embeddings", 64),
+        ("nine heads to three", 1),
+        ("odd sizes", 64),
+    ],
 )
 def test_float32_logits(name: str, page_size: int) -> None:
     weights = random_decoder(**CASES[name])
