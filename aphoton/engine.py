@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import os
 import random
+import traceback
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from collections.abc import Sequence as Many
@@ -422,6 +423,7 @@ class Engine:
             return
         self._state = "dead"
         self._fault = fault
+        traceback.clear_frames(fault.__traceback__)  # they have the model in their variables
         self._close_door(self._gone)
         self._end_all(self._gone)
 

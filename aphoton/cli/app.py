@@ -36,10 +36,9 @@ class Commands(TyperGroup):
             raise typer.Exit(FAILED) from None
         except BrokenPipeError:
             raise  # of whoever read the output: typer ends without a word
-        except OSError as error:
-            if error.filename is None:
-                raise
-            say(f"error: {error.filename}: {error.strerror}")
+        except OSError as error:  # of a file that was named on the command line
+            place = "" if error.filename is None else f"{error.filename}: "
+            say(f"error: {place}{error.strerror or error}")
             raise typer.Exit(FAILED) from None
 
 

@@ -21,6 +21,7 @@ from aphoton.cli.heartbeat import Heartbeat, beside, idle_heartbeat
 from aphoton.cli.lists import choices, integers
 from aphoton.cli.machine import Machine
 from aphoton.cli.memory import measure_memory
+from aphoton.cli.place import check_place
 from aphoton.cli.report import Report
 from aphoton.cli.terminal import out, say
 from aphoton.cli.workload import Round, Workload
@@ -79,6 +80,7 @@ def bench(
     costs: dict[str, float],
 ) -> None:
     """Measure throughput, latencies, and where the time of a step goes."""
+    check_place("json", json)
     sim = settings.get("device") == "sim"
     few = heartbeat or memory
     plan = Plan(

@@ -96,7 +96,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 _spread(run.itl),
                 f"{run.cpu:.2f}",
             )
-        console.print(speed)
+        _print(console, speed)
         phases = _table(
             f"{engine}: ms per step",
             ("streams", "step", "launch", "wait", "commit", "sample", "device", "idle", "wake-up", "zombies"),
@@ -111,7 +111,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 _number(run.wake_ms, 3),
                 str(run.zombies),
             )
-        console.print(phases)
+        _print(console, phases)
 
 
 def _show_heartbeats(console: Console, runs: list[Figures], idle: Heartbeat) -> None:
@@ -122,7 +122,7 @@ def _show_heartbeats(console: Console, runs: list[Figures], idle: Heartbeat) -> 
     rows += [(_engine(run), str(run.concurrency), run.heartbeat) for run in runs if run.heartbeat is not None]
     for engine, streams, beat in rows:
         table.add_row(engine, streams, f"{beat.p50:.2f}", f"{beat.p99:.2f}", f"{beat.max:.2f}", str(beat.beats))
-    console.print(table)
+    _print(console, table)
 
 
 def _show_bounds(console: Console, runs: list[Figures], rates: Rates) -> None:
@@ -140,7 +140,7 @@ def _show_bounds(console: Console, runs: list[Figures], rates: Rates) -> None:
                 _number(run.step_ms, 2),
                 f"{run.bound.near:.0%}",
             )
-    console.print(table)
+    _print(console, table)
 
 
 def _show_peers(console: Console, peers: list[PeerFigures], ratios: list[Ratio], version: str) -> None:
@@ -155,7 +155,7 @@ def _show_peers(console: Console, peers: list[PeerFigures], ratios: list[Ratio],
             f"{min(peer.tok_s_rounds):.1f} - {max(peer.tok_s_rounds):.1f}",
             f"{peer.tokens_equal} of {peer.tokens}",
         )
-    console.print(table)
+    _print(console, table)
     table = _table(
         "Ours over transformers' one request, median of the rounds",
         ("compared", "depth", "streams", "ours", "theirs", "ratio", "(rounds)"),
@@ -170,7 +170,7 @@ def _show_peers(console: Console, peers: list[PeerFigures], ratios: list[Ratio],
             f"{ratio.ratio:.2f}x",
             f"{min(ratio.rounds):.2f} - {max(ratio.rounds):.2f}",
         )
-    console.print(table)
+    _print(console, table)
 
 
 def _show_memory(console: Console, memory: Memory) -> None:
@@ -187,7 +187,7 @@ def _show_memory(console: Console, memory: Memory) -> None:
     table.add_row("first engine, peak", f"{memory.first_peak:.1f}")
     table.add_row("after it was closed", f"{memory.between:.1f}")
     table.add_row("second engine, peak", f"{memory.second_peak:.1f}", style="bold")
-    console.print(table)
+    _print(console, table)
 
 
 def _show_cost_model(console: Console, model: CostModel) -> None:
@@ -208,7 +208,7 @@ def _show_cost_model(console: Console, model: CostModel) -> None:
             f"{period.host:.3f}",
             f"{period.blocking / period.pipelined - 1:+.1%}",
         )
-    console.print(table)
+    _print(console, table)
     table = _table(
         "Zombie tax: ends that are seen at the commit, against foreseen ones",
         ("streams", "rows", "length", "theory", "time", "steps", "zombie rows"),
@@ -223,14 +223,21 @@ def _show_cost_model(console: Console, model: CostModel) -> None:
             f"{tax.steps:.2%}",
             f"{tax.zombie_rows:.2%}",
         )
-    console.print(table)
+    _print(console, table)
 
 
 def _table(title: str, columns: Iterable[str]) -> Table:
-    table = Table(title=title, title_justify="left", title_style="bold")
+    table = Table(title=title)
     for column in columns:
         table.add_column(column, justify="left" if column in LEFT else "right", no_wrap=True)
     return table
+
+
+def _print(console: Console, table: Table) -> None:
+    """The title in one line, however narrow the table is."""
+    title, table.title = str(table.title), None
+    console.print(f"\n{title}", style="bold", highlight=False, markup=False, soft_wrap=True)
+    console.print(table)
 
 
 def _engine(run: Figures) -> str:

@@ -13,6 +13,7 @@ from aphoton import SimCosts, SimModel
 from aphoton.cli.engine import cost_options, costs_of, engine_options, open_engine
 from aphoton.cli.generate import MODEL_HELP
 from aphoton.cli.lists import integers
+from aphoton.cli.place import check_place
 from aphoton.cli.plot import draw, load_matplotlib
 from aphoton.cli.terminal import say
 from aphoton.cli.workload import Workload
@@ -45,8 +46,11 @@ def trace(
     sim_costs = costs_of(costs, sim=sim)
     depths = integers("depth", depth, high=2)
     workload = Workload(prompt_tokens=prompt_tokens, output_tokens=output_tokens, stream=stream, seed=seed)
+    # What would fail at the end fails now.
+    check_place("out", out)
+    check_place("png", png)
     if png is not None:
-        load_matplotlib()  # it may be missing: better to know now
+        load_matplotlib()
     name = model or ("sim" if sim else "smollm2")
     recordings: dict[str, Recording] = {}
     for one in depths:

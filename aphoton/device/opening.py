@@ -1,6 +1,8 @@
 """`open_device`: a checkpoint, loaded onto the device that the configuration names."""
 
+import ctypes
 import os
+import sys
 from typing import Any
 
 import torch
@@ -54,7 +56,17 @@ def open_device(model: str | os.PathLike[str], config: EngineConfig, progress: P
         kernels="torch" if runner is decoder else "native",
     )
     device = CpuDevice(runner, kv, limits, max_rows=config.max_rows)
-    return {"device": device, "tokenizer": tokenizer, "chat_template": _template(checkpoint, tokenizer)}
+    template = _template(checkpoint, tokenizer)
+    del checkpoint, decoder
+    _trim()
+    return {"device": device, "tokenizer": tokenizer, "chat_template": template}
+
+
+def _trim() -> None:
+    """Give the system what the C library keeps of the memory that loading took. Only glibc's has to be asked."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(0)
 
 
 def _native(config: EngineConfig) -> bool:

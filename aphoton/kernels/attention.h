@@ -28,8 +28,8 @@ typedef struct {
     const int32_t *table;
 } pages;
 
-/* Lines of memory that will be needed soon, fetched into the cache one at a time between other work. Token by token with
- * all heads: memory is much faster read in a row than in pieces of one head. */
+/* Lines of memory that will be needed soon, fetched into the cache one at a time between other work: many at once would
+ * be dropped. Token by token with all heads, as they lie: memory is much faster read in a row. */
 typedef struct {
     const char *const *tokens; /* those not begun yet: `left` */
     long left;
@@ -73,7 +73,7 @@ typedef struct {
     long first;            /* position of the first token */
     long window;           /* tokens that a query sees, or 0 for all */
     long head_dim, width;
-} queries;
+} query_set;
 
 /* Up to BLOCK consecutive tokens of a row, from position `base` on. */
 typedef struct {
@@ -81,7 +81,7 @@ typedef struct {
     const char *keys[BLOCK], *values[BLOCK];
 } token_block;
 
-ALWAYS long lowest(const queries *q, long position)
+ALWAYS long lowest(const query_set *q, long position)
 {
     return q->window && position >= q->window ? position - q->window + 1 : 0;
 }
@@ -163,9 +163,9 @@ ALWAYS void add_values(int count, int type, int chunks, long width, const char *
 }
 
 /* `count` queries (a constant), from number `first_query` of a KV head on, against a block of tokens. The head's keys
- * and values are `at` bytes from where the block points. Fetches as much as it reads, from `ahead` of keys and of values
- * (or NULL). */
-ALWAYS void quad_block(int count, int type, const queries *qs, const float *const *q, long first_query,
+ * and values are `at` bytes from where the block points. Fetches as much as it reads of ahead[0], keys, and ahead[1],
+ * values, unless `ahead` is NULL. */
+ALWAYS void quad_block(int count, int type, const query_set *qs, const float *const *q, long first_query,
                        const token_block *block, long at, fetch *ahead, softmax *state, float *sums)
 {
     const long base = block->base;
@@ -221,29 +221,23 @@ ALWAYS void quad_block(int count, int type, const queries *qs, const float *cons
         add_values(count, type, 1, qs->width, v, at, low, high, weight, fade, ahead ? ahead + 1 : NULL, sums + d);
 }
 
-typedef void quad_function(const queries *qs, const float *const *q, long first_query, const token_block *block,
+typedef void quad_function(const query_set *qs, const float *const *q, long first_query, const token_block *block,
                            long at, fetch *ahead, softmax *state, float *sums);
 
-#define QUAD_BLOCK(count, type)                                                                                      \
-    static void quad_block_##count##_##type(const queries *qs, const float *const *q, long first_query,              \
-                                            const token_block *block, long at, fetch *ahead, softmax *state,          \
-                                            float *sums)                                                             \
-    {                                                                                                                \
-        quad_block(count, type, qs, q, first_query, block, at, ahead, state, sums);                                  \
+#define EACH_COUNT(of, type) of(1, type) of(2, type) of(3, type) of(4, type)
+#define DEFINE_QUAD(count, type)                                                                                       \
+    static void quad_block_##count##_##type(const query_set *qs, const float *const *q, long first_query,              \
+                                            const token_block *block, long at, fetch *ahead, softmax *state,           \
+                                            float *sums)                                                               \
+    {                                                                                                                  \
+        quad_block(count, type, qs, q, first_query, block, at, ahead, state, sums);                                    \
     }
-QUAD_BLOCK(1, F32)
-QUAD_BLOCK(2, F32)
-QUAD_BLOCK(3, F32)
-QUAD_BLOCK(4, F32)
-QUAD_BLOCK(1, BF16)
-QUAD_BLOCK(2, BF16)
-QUAD_BLOCK(3, BF16)
-QUAD_BLOCK(4, BF16)
+#define NAME_QUAD(count, type) quad_block_##count##_##type,
 
-static quad_function *const quad_functions[2][QUAD] = {
-    {quad_block_1_F32, quad_block_2_F32, quad_block_3_F32, quad_block_4_F32},
-    {quad_block_1_BF16, quad_block_2_BF16, quad_block_3_BF16, quad_block_4_BF16},
-};
+EACH_COUNT(DEFINE_QUAD, F32)
+EACH_COUNT(DEFINE_QUAD, BF16)
+
+static quad_function *const quad_functions[2][QUAD] = {{EACH_COUNT(NAME_QUAD, F32)}, {EACH_COUNT(NAME_QUAD, BF16)}};
 
 /* Adds to `whole` the sums of a later segment. Not inlined: every caller gets the same instructions, hence bits. */
 __attribute__((noinline)) static void merge(long count, long width, softmax *whole_of, float *whole,
@@ -310,7 +304,7 @@ static void copy_tokens(const token_block *block, long at, long width, size_t si
 }
 
 /* First position that the queries see of the segments from `from` on. */
-ALWAYS long first_position(const queries *qs, long from)
+ALWAYS long first_position(const query_set *qs, long from)
 {
     const long low = lowest(qs, qs->first) / BLOCK * BLOCK;
     return low > from * SEGMENT ? low : from * SEGMENT;
@@ -318,20 +312,21 @@ ALWAYS long first_position(const queries *qs, long from)
 
 /* Attention of KV heads `head` and following over the segments `from` to `to`, as far as the queries see them, into
  * `whole`. `next` is what will be attended to afterwards, or NULL. */
-static void attend(const pages *p, const queries *qs, long head, long from, long to, const token_block *next,
+static void attend(const pages *p, const query_set *qs, long head, long from, long to, const token_block *next,
                    attention_room *room)
 {
-    const long size = (long)dtype_size(p->type), queries = qs->heads * qs->count, quads = (qs->count + QUAD - 1) / QUAD;
+    const long size = (long)dtype_size(p->type), quads = (qs->count + QUAD - 1) / QUAD;
+    const long values = qs->heads * qs->count * qs->width;
     const long last = qs->first + (qs->count - 1) / qs->per_token;
     const long end = last + 1 < to * SEGMENT ? last + 1 : to * SEGMENT;
     token_block blocks[2], copy;
     int turn = 0;
-    reset(qs->heads * quads, queries * qs->width, room->whole_of, room->whole);
+    reset(qs->heads * quads, values, room->whole_of, room->whole);
     long base = first_position(qs, from);
     if (base >= end)
         return;
     find_tokens(p, base, end, &blocks[0]);
-    reset(qs->heads * quads, queries * qs->width, room->part_of, room->part);
+    reset(qs->heads * quads, values, room->part_of, room->part);
     for (; base < end; base += BLOCK, turn ^= 1) {
         const token_block *block = &blocks[turn], *following = next;
         if (base + BLOCK < end) {
@@ -366,7 +361,7 @@ static void attend(const pages *p, const queries *qs, long head, long from, long
             for (long h = 0; h < qs->heads; h++)
                 merge(qs->count, qs->width, room->whole_of + h * quads, room->whole + h * qs->count * qs->width,
                       room->part_of + h * quads, room->part + h * qs->count * qs->width);
-            reset(qs->heads * quads, queries * qs->width, room->part_of, room->part);
+            reset(qs->heads * quads, values, room->part_of, room->part);
         }
     }
 }

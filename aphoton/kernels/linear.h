@@ -13,13 +13,13 @@
 #include "team.h"
 #include "vector.h"
 
-#if LANES == 8
-#define TILE_ROWS 6 /* 12 sums, the panel's two vectors and a factor: 15 of 16 registers */
+#if LANES == 16 || defined(__aarch64__)
+#define TILE_ROWS 12 /* 24 sums and the panel's two vectors, of 32 registers */
 #else
-#define TILE_ROWS 12 /* 24 sums of 32 registers (x86-64 without AVX has only 16, and spills) */
+#define TILE_ROWS 6 /* 12 sums, the panel's two vectors and a factor, of 16 registers */
 #endif
-#define BLOCK_ROWS 96 /* rows that go over a panel while it is in the cache */
-#define GROUP 8       /* panels that one claim takes at most */
+#define BLOCK_ROWS 96    /* rows that go over a panel while it is in the cache */
+#define GROUP 8          /* panels that one claim takes at most */
 #define NEAR_BYTES 20480 /* of a panel, that stay in the first-level cache */
 #define FAR_FLOATS 65536 /* activations that stay in the core's own second-level cache: 256 KB */
 
@@ -50,7 +50,7 @@ typedef struct {
     float *out;
     long ldo;
     long rows;
-    finish finish;
+    finish how;
     float **tiles; /* per thread: [GROUP][BLOCK_ROWS][CHUNK] */
 } linear;
 
@@ -106,26 +106,26 @@ ALWAYS void tile(int height, int type, const float *restrict a, long lda, const 
 typedef void tile_function(const float *a, long lda, const char *b, long depth, float *c, bool fresh, span soon,
                            int lines);
 
-#define TILE(height, type)                                                                                           \
-    static void tile_##height##_##type(const float *a, long lda, const char *b, long depth, float *c, bool fresh,    \
-                                       span soon, int lines)                                                         \
-    {                                                                                                                \
-        tile(height, type, a, lda, b, depth, c, fresh, soon, lines);                                                 \
-    }
-#define TILES(height) TILE(height, F32) TILE(height, BF16)
-TILES(1) TILES(2) TILES(3) TILES(4) TILES(5) TILES(6)
-#if TILE_ROWS > 6
-TILES(7) TILES(8) TILES(9) TILES(10) TILES(11) TILES(12)
-#endif
-
-#define TILES_OF(type)                                                                                               \
-    {tile_1_##type, tile_2_##type, tile_3_##type, tile_4_##type, tile_5_##type, tile_6_##type
-#if TILE_ROWS > 6
-#define TILES_TO(type) tile_7_##type, tile_8_##type, tile_9_##type, tile_10_##type, tile_11_##type, tile_12_##type
-static tile_function *const tile_functions[2][TILE_ROWS] = {TILES_OF(F32), TILES_TO(F32)}, TILES_OF(BF16), TILES_TO(BF16)}};
+#if TILE_ROWS == 6
+#define EACH_HEIGHT(of, type) of(1, type) of(2, type) of(3, type) of(4, type) of(5, type) of(6, type)
 #else
-static tile_function *const tile_functions[2][TILE_ROWS] = {TILES_OF(F32)}, TILES_OF(BF16)}};
+#define EACH_HEIGHT(of, type)                                                                                          \
+    of(1, type) of(2, type) of(3, type) of(4, type) of(5, type) of(6, type)                                            \
+    of(7, type) of(8, type) of(9, type) of(10, type) of(11, type) of(12, type)
 #endif
+#define DEFINE_TILE(height, type)                                                                                      \
+    static void tile_##height##_##type(const float *a, long lda, const char *b, long depth, float *c, bool fresh,      \
+                                       span soon, int lines)                                                           \
+    {                                                                                                                  \
+        tile(height, type, a, lda, b, depth, c, fresh, soon, lines);                                                   \
+    }
+#define NAME_TILE(height, type) tile_##height##_##type,
+
+EACH_HEIGHT(DEFINE_TILE, F32)
+EACH_HEIGHT(DEFINE_TILE, BF16)
+
+static tile_function *const tile_functions[2][TILE_ROWS] = {{EACH_HEIGHT(NAME_TILE, F32)},
+                                                            {EACH_HEIGHT(NAME_TILE, BF16)}};
 
 /* Into how many parts k is cut: so that what is gone over many times stays in a cache. */
 ALWAYS long near_cuts(long depth, long rows, int type)
@@ -188,7 +188,7 @@ static void finish_panel(const linear *l, const float *c, long rows, long first_
     for (long i = 0; i < rows; i++, c += CHUNK) {
         float *out = l->out + (first_row + i) * l->ldo + column;
         vec y0 = load(c), y1 = load(c + LANES);
-        switch (l->finish) {
+        switch (l->how) {
         case PUT:
             store(out, y0 + b0);
             store(out + LANES, y1 + b1);
@@ -214,7 +214,7 @@ static void finish_panel(const linear *l, const float *c, long rows, long first_
 static void linear_items(void *context, int thread, phase *p, long begin, long end)
 {
     const linear *l = context;
-    const long each = l->finish == SWIGLU ? 2 : 1, units = l->w->panels / each;
+    const long each = l->how == SWIGLU ? 2 : 1, units = l->w->panels / each;
     const long blocks = (l->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     const long bytes = panel_bytes(l->w, l->type) * each;
     while (begin < end) {
@@ -239,13 +239,12 @@ static void linear_items(void *context, int thread, phase *p, long begin, long e
 
 static void linear_run(team *t, int thread, phase *p, linear *l)
 {
-    const long each = l->finish == SWIGLU ? 2 : 1, units = l->w->panels / each;
+    const long each = l->how == SWIGLU ? 2 : 1, units = l->w->panels / each;
     const long blocks = (l->rows + BLOCK_ROWS - 1) / BLOCK_ROWS;
     phase_run(t, thread, p, units * blocks, GROUP / each, linear_items, l);
 }
 
-/* Packs rows [n, k] of the weights' own type. `out_panel` is where panel 0 goes, `stride` the panels from one to the
- * next. Rows beyond n are zeros. */
+/* Packs CHUNK rows of a matrix [n, k] into `out`; those beyond n are zeros. */
 static void pack_panel(int type, const void *rows, long n, long k, long panel, char *out)
 {
     const long first = panel * CHUNK;

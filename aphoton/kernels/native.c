@@ -1,310 +1,18 @@
 /* A decoder's whole forward in one call: embedding, layers over a paged KV cache, logits of each row's last token.
  *
- * Weights and KV cache are float32 or bfloat16, everything else float32. Called from Python through ctypes: the
- * structures below have their twins in `native.py`. One call at a time on one decoder, from any thread. */
+ * Weights and KV cache are float32 or bfloat16, everything else float32. Called from Python through ctypes: `shape`,
+ * `layer_weights` and `step` have their twins in `native.py`. One call at a time on one decoder, from any thread. */
 
 #if defined(__linux__)
-#define _GNU_SOURCE
-#include <sys/mman.h>
+#define _GNU_SOURCE /* madvise */
 #endif
 
-#include "attention.h"
-#include "linear.h"
+#include "plan.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define HUGE_PAGE ((size_t)1 << 21)
 #define MOST_HEAD_DIM 512
 
-enum { OK = 0, NO_MEMORY = 1, BAD_TOKEN = 2, BAD_PAGE = 3, BAD_POSITION = 4 };
-enum { LAYER_PHASES = 9, OTHER_PHASES = 3 };
-
-typedef struct {
-    int64_t layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, positions;
-    int64_t type; /* of weights and KV cache: a `dtype` */
-    int64_t threads;
-    int64_t qkv_bias, o_bias, qk_norm; /* whether there are any */
-    double eps;
-    const float *cos, *sin; /* [positions, head_dim / 2], the caller's for as long as the decoder lives */
-    const void *embed;      /* [vocab, hidden] likewise; NULL: the head's rows */
-} shape;
-
-/* Weights of a layer: vectors float32, matrices [out, in] of the decoder's type. NULL where there is none. */
-typedef struct {
-    int64_t window; /* tokens that a token sees, itself included; 0 for all */
-    const float *input_norm, *post_norm, *q_norm, *k_norm, *qkv_bias, *o_bias;
-    const void *qkv, *o, *gate_up, *down;
-} layer_weights;
-
-typedef struct {
-    long window;
-    float *input_norm, *post_norm, *q_norm, *k_norm;
-    matrix qkv, o, gate_up, down;
-} layer;
-
-/* What one forward is given. */
-typedef struct {
-    const int64_t *tokens;                    /* [total] */
-    const int32_t *starts, *lengths, *tables; /* [rows], [rows], [rows, table_width] */
-    char *kv;                                 /* [layers, 2, pages, page_size, kv_heads, head_dim] */
-    float *logits;                            /* [rows, vocab] */
-    int64_t rows, total, table_width, pages, page_size;
-} step;
-
-/* Consecutive tokens of a row, for some KV heads. */
-typedef struct {
-    long row, token, tokens; /* the first token's place in the step, and how many */
-    long head, heads;
-    long from, to; /* segments of their past */
-    long part; /* where in `part_sums` the first segment's result goes, the others' following; -1: merged at once */
-} attention_item;
-
-typedef struct {
-    long row, token, part, parts;
-} merge_item;
-
-typedef struct {
-    attention_item *items;
-    merge_item *merges;
-    long item_count, merge_count, part_count;
-} attention_plan;
-
-/* Buffers of a step. They grow to the largest step seen, and are kept. */
-typedef struct {
-    char *memory;
-    long tokens, rows, items, merges, parts; /* for how many there is room */
-    float *x;                   /* [tokens][x_width] residual stream; 0 beyond `hidden` */
-    float *last_x;              /* [rows][x_width] the same of each row's last token, at the end of the last layer */
-    float *h;                   /* [tokens][x_width] normed */
-    float *qkv;                 /* [tokens][qkv_width] */
-    float *q;                   /* [tokens][heads][head_width] rotated, scaled, in the order of `load_pair` */
-    float *attended;            /* [tokens][o_width] */
-    float *act;                 /* [tokens][act_width] */
-    float *part_sums;           /* [parts][heads][head_width] */
-    softmax *part_of;           /* [parts][kv_heads][group_quads] */
-    long *row_of, *position;    /* [tokens] */
-    long *last;                 /* [rows] place of each row's last token */
-    attention_plan plan, trimmed; /* of all tokens, and of each row's last one only */
-} scratch;
-
-typedef struct {
-    shape shape;
-    team *team;
-    layer *layers;
-    float *final_norm;
-    matrix head;
-    char *memory; /* of all weights */
-    char *room;   /* of all threads' tiles and attention rooms */
-    long x_width, qkv_width, o_width, act_width, head_width, group, group_quads;
-    float **tiles;
-    attention_room *rooms;
-    step step;
-    scratch scratch;
-} decoder;
-
-/* ---- Memory ---- */
-
-static long round_up(long value, long unit) { return (value + unit - 1) / unit * unit; }
-static long least(long a, long b) { return a < b ? a : b; }
-static long most(long a, long b) { return a > b ? a : b; }
-
-/* Floats from one row to the next: whole panels of any CHUNK, and an odd number of cache lines, or rows would meet in the same few
- * places of the cache. */
-static long row_width(long values) { return (round_up(values, 32) / 16 | 1) * 16; }
-
-/* Large blocks ask for huge pages: with small ones each step would look up every page of the weights anew. */
-static char *allocate(size_t bytes)
-{
-    void *memory = NULL;
-    const bool large = bytes >= HUGE_PAGE;
-    if (posix_memalign(&memory, large ? HUGE_PAGE : 64, bytes ? bytes : 64))
-        return NULL;
-#if defined(__linux__)
-    if (large)
-        madvise(memory, bytes, MADV_HUGEPAGE);
-#endif
-    return memory;
-}
-
-/* Hands out memory in whole cache lines; from base NULL it only measures. */
-typedef struct {
-    char *base;
-    size_t used;
-} region;
-
-static void *take(region *r, long count, size_t size)
-{
-    char *at = r->base ? r->base + r->used : NULL;
-    r->used += ((size_t)count * size + 63) / 64 * 64;
-    return at;
-}
-
-static matrix take_matrix(region *r, long n, long k, int type, bool pair, bool bias)
-{
-    matrix w = {.n = n, .k = k, .panels = round_up(n, CHUNK) / CHUNK * (pair ? 2 : 1)};
-    w.data = take(r, w.panels * CHUNK * k, dtype_size(type));
-    w.bias = bias ? take(r, w.panels * CHUNK, sizeof(float)) : NULL;
-    return w;
-}
-
-static void take_weights(decoder *d, region *r)
-{
-    const shape *s = &d->shape;
-    const long queries = s->heads * s->head_dim, hidden = s->hidden;
-    const int type = (int)s->type;
-    for (long i = 0; i < s->layers; i++) {
-        layer *l = d->layers + i;
-        l->input_norm = take(r, d->x_width, sizeof(float));
-        l->post_norm = take(r, d->x_width, sizeof(float));
-        l->q_norm = s->qk_norm ? take(r, s->head_dim, sizeof(float)) : NULL;
-        l->k_norm = s->qk_norm ? take(r, s->head_dim, sizeof(float)) : NULL;
-        l->qkv = take_matrix(r, queries + 2 * s->kv_heads * s->head_dim, hidden, type, false, s->qkv_bias);
-        l->o = take_matrix(r, hidden, queries, type, false, s->o_bias);
-        l->gate_up = take_matrix(r, s->intermediate, hidden, type, true, false);
-        l->down = take_matrix(r, hidden, s->intermediate, type, false, false);
-    }
-    d->final_norm = take(r, d->x_width, sizeof(float));
-    d->head = take_matrix(r, s->vocab, hidden, type, false, false);
-}
-
-static void take_rooms(decoder *d, region *r)
-{
-    const long copies = BLOCK * d->head_width;
-    for (long i = 0; i < d->shape.threads; i++) {
-        attention_room *room = d->rooms + i;
-        d->tiles[i] = take(r, GROUP * BLOCK_ROWS * CHUNK, sizeof(float));
-        room->part = take(r, ITEM_QUERIES * d->head_width, sizeof(float));
-        room->whole = take(r, ITEM_QUERIES * d->head_width, sizeof(float));
-        room->part_of = take(r, ITEM_QUERIES, sizeof(softmax));
-        room->whole_of = take(r, ITEM_QUERIES, sizeof(softmax));
-        room->keys = take(r, copies, dtype_size((int)d->shape.type));
-        room->values = take(r, copies, dtype_size((int)d->shape.type));
-    }
-}
-
-static void take_scratch(const decoder *d, scratch *s, region *r)
-{
-    const size_t f = sizeof(float);
-    s->x = take(r, s->tokens * d->x_width, f);
-    s->last_x = take(r, s->rows * d->x_width, f);
-    s->h = take(r, s->tokens * d->x_width, f);
-    s->qkv = take(r, s->tokens * d->qkv_width, f);
-    s->q = take(r, s->tokens * d->shape.heads * d->head_width, f);
-    s->attended = take(r, s->tokens * d->o_width, f);
-    s->act = take(r, s->tokens * d->act_width, f);
-    s->part_sums = take(r, s->parts * d->shape.heads * d->head_width, f);
-    s->part_of = take(r, s->parts * d->shape.kv_heads * d->group_quads, sizeof(softmax));
-    s->row_of = take(r, s->tokens, sizeof(long));
-    s->position = take(r, s->tokens, sizeof(long));
-    s->last = take(r, s->rows, sizeof(long));
-    s->plan.items = take(r, s->items, sizeof(attention_item));
-    s->trimmed.items = take(r, s->items, sizeof(attention_item));
-    s->plan.merges = take(r, s->merges, sizeof(merge_item));
-    s->trimmed.merges = take(r, s->merges, sizeof(merge_item));
-}
-
-/* ---- Planning of attention ---- */
-
-/* Lists the attention of a step, of all its tokens or of each row's last one. With `write` unset it only counts. */
-static void make_plan(const decoder *d, bool trim, bool write, attention_plan *plan)
-{
-    const step *s = &d->step;
-    const long kv_heads = d->shape.kv_heads, most_tokens = ITEM_QUERIES / d->group;
-    long items = 0, merges = 0, parts = 0, segments = 0, first = 0;
-    for (long row = 0; row < s->rows; row++)
-        segments += (s->starts[row] + s->lengths[row] - 1) / SEGMENT + 1;
-    /* Single tokens: with segments enough for all threads, an item takes a few, with all heads, for these lie together
-     * in memory; with less, it takes one head of one. */
-    const long share = segments / (4 * d->shape.threads), together = least(kv_heads, most_tokens);
-    const long each = share < 1 ? 1 : least(share, 4), heads = share < 1 ? 1 : together;
-    for (long row = 0; row < s->rows; row++) {
-        const long length = s->lengths[row], begin = first;
-        first += length;
-        if (length > 1 && !trim) {
-            /* From the last tokens on, which have most to do: threads then end together. */
-            for (long at = (length - 1) / most_tokens * most_tokens; at >= 0; at -= most_tokens)
-                for (long head = 0; head < kv_heads; head++, items++)
-                    if (write)
-                        plan->items[items] = (attention_item){
-                            row, begin + at, least(most_tokens, length - at), head, 1, 0, LONG_MAX / SEGMENT, -1};
-            continue;
-        }
-        const long token = begin + length - 1, count = (s->starts[row] + length - 1) / SEGMENT + 1;
-        for (long from = 0; from < count; from += each)
-            for (long head = 0; head < kv_heads; head += heads, items++)
-                if (write)
-                    plan->items[items] = (attention_item){row, token, 1, head, least(heads, kv_heads - head), from,
-                                                          least(from + each, count), count > each ? parts + from : -1};
-        if (count > each) {
-            if (write)
-                plan->merges[merges] = (merge_item){row, token, parts, count};
-            merges++;
-            parts += count;
-        }
-    }
-    plan->item_count = items;
-    plan->merge_count = merges;
-    plan->part_count = parts;
-}
-
-/* Checks the step in `d` and gets its buffers ready. */
-static int prepare(decoder *d)
-{
-    const step *s = &d->step;
-    scratch *b = &d->scratch;
-    long first = 0;
-    for (long row = 0; row < s->rows; row++) {
-        const long start = s->starts[row], length = s->lengths[row];
-        if (start < 0 || length < 1 || start + length > d->shape.positions)
-            return BAD_POSITION;
-        const long used = (start + length + s->page_size - 1) / s->page_size;
-        if (used > s->table_width)
-            return BAD_PAGE;
-        for (long i = 0; i < used; i++)
-            if (s->tables[row * s->table_width + i] < 0 || s->tables[row * s->table_width + i] >= s->pages)
-                return BAD_PAGE;
-        first += length;
-    }
-    if (first != s->total)
-        return BAD_POSITION;
-    for (long i = 0; i < s->total; i++)
-        if (s->tokens[i] < 0 || s->tokens[i] >= d->shape.vocab)
-            return BAD_TOKEN;
-
-    attention_plan all, trimmed;
-    make_plan(d, false, false, &all);
-    make_plan(d, true, false, &trimmed);
-    const long items = most(all.item_count, trimmed.item_count), merges = most(all.merge_count, trimmed.merge_count);
-    const long parts = most(all.part_count, trimmed.part_count);
-    if (s->total > b->tokens || s->rows > b->rows || items > b->items || merges > b->merges || parts > b->parts) {
-        scratch larger = {
-            .tokens = most(b->tokens, round_up(s->total, 16)),
-            .rows = most(b->rows, round_up(s->rows, 16)),
-            .items = most(b->items, round_up(items, 64)),
-            .merges = most(b->merges, round_up(merges, 64)),
-            .parts = most(b->parts, round_up(parts, 64)),
-        };
-        region measure = {NULL, 0};
-        take_scratch(d, &larger, &measure);
-        larger.memory = allocate(measure.used);
-        if (!larger.memory)
-            return NO_MEMORY;
-        region r = {larger.memory, 0};
-        take_scratch(d, &larger, &r);
-        free(b->memory);
-        *b = larger;
-        memset(b->x, 0, sizeof(float) * (size_t)(b->tokens * d->x_width));
-    }
-    make_plan(d, false, true, &b->plan);
-    make_plan(d, true, true, &b->trimmed);
-    for (long row = 0, token = 0; row < s->rows; row++) {
-        for (long i = 0; i < s->lengths[row]; i++, token++) {
-            b->row_of[token] = row;
-            b->position[token] = s->starts[row] + i;
-        }
-        b->last[row] = token - 1;
-    }
-    return OK;
-}
+enum { LAYER_PHASES = 9, OTHER_PHASES = 3, PACKING_PHASES = 4 };
 
 /* ---- Phases ---- */
 
@@ -312,10 +20,8 @@ static int prepare(decoder *d)
 typedef struct {
     decoder *d;
     int layer;
-    bool trim;          /* the last layer: only each row's last token goes on after attention */
-    const float *in;    /* of `norm_items` */
-    const float *weight;
-    const long *pick;   /* rows of `in`, or NULL for all in order */
+    bool trim;                 /* the last layer: only each row's last token goes on after attention */
+    const float *in, *weight; /* of `norm_items` */
 } work;
 
 static void embed_items(void *context, int thread, phase *p, long begin, long end)
@@ -367,7 +73,7 @@ static void norm_items(void *context, int thread, phase *p, long begin, long end
     (void)thread;
     (void)p;
     for (long i = begin; i < end; i++)
-        rms_norm(w->in + (w->pick ? w->pick[i] : i) * d->x_width, w->weight, d->shape.hidden, (float)d->shape.eps,
+        rms_norm(w->in + i * d->x_width, w->weight, d->shape.hidden, (float)d->shape.eps,
                  d->scratch.h + i * d->x_width);
 }
 
@@ -388,6 +94,23 @@ ALWAYS void rotate(const float *x, const float *cos, const float *sin, long n, f
     }
 }
 
+/* A query of n values in the order of `load_pair`, scaled; 0 up to whole chunks. */
+static void put_query(int type, const float *x, long n, float scale, float *out)
+{
+    for (long d = 0; d < n; d += CHUNK)
+        if (d + CHUNK > n)
+            for (int i = 0; i < CHUNK; i++)
+                out[d + place(type, i)] = d + i < n ? x[d + i] * scale : 0.0f;
+        else if (type == BF16)
+            for (int i = 0; i < LANES; i++) {
+                out[d + i] = x[d + 2 * i] * scale;
+                out[d + LANES + i] = x[d + 2 * i + 1] * scale;
+            }
+        else
+            for (int i = 0; i < CHUNK; i++)
+                out[d + i] = x[d + i] * scale;
+}
+
 static void put_kv(int type, const float *x, long n, char *out)
 {
     if (type == BF16)
@@ -403,11 +126,11 @@ static long token_bytes(const decoder *d)
     return d->shape.kv_heads * d->shape.head_dim * (long)dtype_size((int)d->shape.type);
 }
 
-static pages layer_pages(const decoder *d, int layer, long row)
+static pages layer_pages(const decoder *d, int index, long row)
 {
     const step *s = &d->step;
     const long each = token_bytes(d), bytes = s->pages * s->page_size * each;
-    char *keys = s->kv + layer * 2 * bytes;
+    char *keys = s->kv + index * 2 * bytes;
     return (pages){(int)d->shape.type, keys, keys + bytes, s->page_size, each, s->tables + row * s->table_width};
 }
 
@@ -436,10 +159,7 @@ static void rotate_items(void *context, int thread, phase *p, long begin, long e
             if (l->q_norm)
                 rms_norm(in, l->q_norm, n, (float)s->eps, normed);
             rotate(l->q_norm ? normed : in, cos, sin, n, turned);
-            for (long i = 0; i < n; i++)
-                q[i / CHUNK * CHUNK + place(type, (int)(i % CHUNK))] = turned[i] * scale;
-            for (long i = n; i < d->head_width; i++)
-                q[i / CHUNK * CHUNK + place(type, (int)(i % CHUNK))] = 0.0f;
+            put_query(type, turned, n, scale, q);
         }
         const pages at = layer_pages(d, w->layer, row);
         const long offset =
@@ -464,17 +184,17 @@ static void put_attended(const work *w, long row, long token, long query_head, c
                   d->scratch.attended + (w->trim ? row : token) * d->o_width + query_head * n);
 }
 
-static queries item_queries(const work *w, const attention_item *it, const float *const *q)
+static query_set item_queries(const work *w, const attention_item *it, const float *const *q)
 {
     const decoder *d = w->d;
-    return (queries){q, it->heads, it->tokens * d->group, d->group, d->scratch.position[it->token],
+    return (query_set){q, it->heads, it->tokens * d->group, d->group, d->scratch.position[it->token],
                      d->layers[w->layer].window, d->shape.head_dim, d->head_width};
 }
 
 /* The tokens that an item will look at first of the segments from `from` on. */
 static void find_first(const work *w, const attention_item *it, long from, token_block *block)
 {
-    const queries qs = item_queries(w, it, NULL);
+    const query_set qs = item_queries(w, it, NULL);
     const pages at = layer_pages(w->d, w->layer, it->row);
     const long base = first_position(&qs, from), end = qs.first + 1;
     find_tokens(&at, base < end ? base : qs.first, end, block);
@@ -493,7 +213,7 @@ static void attend_item(const work *w, const attention_item *it, const attention
         for (long t = 0; t < it->tokens; t++)
             for (long g = 0; g < group; g++)
                 q[i++] = b->q + ((it->token + t) * d->shape.heads + head * group + g) * width;
-    const queries qs = item_queries(w, it, q);
+    const query_set qs = item_queries(w, it, q);
     token_block ahead;
     if (next)
         find_first(w, next, next->from, &ahead);
@@ -551,9 +271,9 @@ static void merge_items(void *context, int thread, phase *p, long begin, long en
 }
 
 static void project(decoder *d, int thread, phase *p, const matrix *m, const float *a, long lda, float *out, long ldo,
-                    long rows, finish finish)
+                    long rows, finish how)
 {
-    linear l = {m, (int)d->shape.type, a, lda, out, ldo, rows, finish, d->tiles};
+    linear l = {m, (int)d->shape.type, a, lda, out, ldo, rows, how, d->tiles};
     linear_run(d->team, thread, p, &l);
 }
 
@@ -605,7 +325,7 @@ typedef struct {
         const matrix *w;
         const void *rows;
         bool pair; /* rows are those of the gate, then those of the up matrix */
-    } matrices[4];
+    } matrices[PACKING_PHASES];
     int current;
 } packing;
 
@@ -672,7 +392,7 @@ EXPORT decoder *aphoton_create(const shape *s)
     d->layers = calloc((size_t)s->layers, sizeof *d->layers);
     d->tiles = calloc((size_t)s->threads, sizeof *d->tiles);
     d->rooms = calloc((size_t)s->threads, sizeof *d->rooms);
-    d->team = team_create((int)s->threads, (int)(s->layers * LAYER_PHASES + most(OTHER_PHASES, 4)));
+    d->team = team_create((int)s->threads, (int)(s->layers * LAYER_PHASES + OTHER_PHASES + PACKING_PHASES));
     if (d->layers && d->tiles && d->rooms && d->team) {
         region weights = {NULL, 0}, rooms = {NULL, 0};
         take_weights(d, &weights);

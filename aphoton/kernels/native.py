@@ -138,7 +138,7 @@ class NativeDecoder:
             raise MemoryError("no memory for the decoder's weights, or no threads")
         self._handle = c_void_p(handle)
         # Not at exit: a thread that has not ended by then may still be in a step.
-        weakref.finalize(self, library.aphoton_destroy, self._handle).atexit = False
+        weakref.finalize(self, _destroy, library, self._handle, os.getpid()).atexit = False
         while len(layers):
             index = len(layers) - 1
             self._set_layer(library, index, layers.pop(), config.window(index))
@@ -212,6 +212,12 @@ class NativeDecoder:
         held = vectors | matrices
         pointers = {name: None if tensor is None else tensor.data_ptr() for name, tensor in held.items()}
         library.aphoton_set_layer(self._handle, c_int64(index), byref(_Layer(window=window or 0, **pointers)))
+
+
+def _destroy(library: ctypes.CDLL, handle: c_void_p, process: int) -> None:
+    # A forked child has the memory, but not the threads that would be waited for.
+    if os.getpid() == process:
+        library.aphoton_destroy(handle)
 
 
 def _address(tensor: Tensor, dtype: torch.dtype) -> int:

@@ -184,10 +184,10 @@ static void phase_wait(phase *p, long total)
             sched_yield();
 }
 
-typedef void items(void *context, int thread, phase *p, long begin, long end);
+typedef void items_function(void *context, int thread, phase *p, long begin, long end);
 
 /* The part of one thread in a phase. */
-static void phase_run(team *t, int thread, phase *p, long total, long most, items *work, void *context)
+static void phase_run(team *t, int thread, phase *p, long total, long most, items_function *work, void *context)
 {
     long begin, count;
     while ((count = phase_claim(p, total, most, t->threads, &begin))) {

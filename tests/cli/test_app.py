@@ -70,9 +70,16 @@ def test_errors_in_one_line(run: Run, arguments: list[str], code: int, message: 
 
 
 def test_a_file_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
-    place = tmp_path / "missing" / "trace.json"
-    result = run("trace", "--device", "sim", "--concurrency", "1", "--output-tokens", "4", "--out", str(place), code=1)
-    assert result.stderr.endswith(f"error: {place}: No such file or directory\n")
+    short = ("--device", "sim", "--concurrency", "1", "--output-tokens", "4")
+    missing = tmp_path / "missing"
+    for command, option in (("trace", "out"), ("trace", "png"), ("bench", "json")):
+        result = run(command, *short, f"--{option}", str(missing / "file"), code=2)
+        assert result.stderr == f"error: {option}: there is no folder {missing}\n"
+        result = run(command, *short, f"--{option}", str(tmp_path), code=2)
+        assert result.stderr == f"error: {option}: must be a file, and {tmp_path} is a folder\n"
+    if Path("/dev/full").exists():
+        result = run("trace", *short, "--out", "/dev/full", code=1)
+        assert result.stderr.splitlines()[-1] == "error: No space left on device"
 
 
 def test_a_library_that_is_not_installed(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def test_simulated_device_follows_the_cost_model(run: Run, tmp_path: Path) -> No
     assert [tax.length for tax in full] == [tax.length for tax in queued] == [8, 32]
     for tax in full:
         assert tax.zombie_rows == pytest.approx(1 / tax.length, rel=0.1)
-        assert 0 <= tax.time < 0.01
+        assert 0 <= tax.time < 0.4 / tax.length  # the last batch is not full, and a row costs a little
     for tax in queued:
         assert tax.time == pytest.approx(tax.theory, rel=0.3)
 
