@@ -18,8 +18,8 @@ Overload = Literal["wait", "raise"]
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine. Every value is checked when the struct is made.
 
-    :ivar device: where steps run. ``auto`` is CUDA when there is a GPU, else the CPU.
-    :ivar dtype: of weights and KV. ``auto`` is the device's fastest that the model was made for.
+    :ivar device: where steps run. ``auto`` is the CPU, or ``sim`` for a `SimModel`.
+    :ivar dtype: of weights and KV. ``auto`` is what is fastest: bfloat16 with the native kernels, else float32.
     :ivar kernels: on the CPU, ``native`` uses compiled kernels (needs a C compiler on the machine),
         ``torch`` the reference; ``auto`` is native where a compiler is found.
     :ivar pipeline_depth: steps in flight: 2 launches the next forward before the last one's tokens have reached
@@ -28,7 +28,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar max_waiting: requests that may wait for a row beyond those running.
     :ivar overload: what a call does when ``max_waiting`` requests wait already: wait for a place, or raise
         `EngineOverloaded`.
-    :ivar max_model_len: longest sequence, prompt and output, in tokens. None: the model's own limit.
+    :ivar max_model_len: longest sequence, prompt and output, in tokens; at most the model's own limit, which None is.
     :ivar kv_pages: pages of KV cache. Give this, or ``kv_memory``, or neither (sized from ``max_rows``).
     :ivar kv_memory: bytes of KV cache.
     :ivar page_size: tokens in a page.

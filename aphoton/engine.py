@@ -76,6 +76,7 @@ class Engine:
         self._fault: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._task: asyncio.Task[None] | None = None
+        self._loading: asyncio.Task[Loaded] | None = None
         self._loaded: Loaded | None = None
         self._scheduler: Scheduler | None = None
         self._pipeline: Pipeline | None = None
@@ -95,10 +96,17 @@ class Engine:
             raise EngineClosed("an engine is started once: make another one")
         self._state = "starting"
         self._loop = asyncio.get_running_loop()
+        self._loading = self._loop.create_task(
+            anyio.to_thread.run_sync(load, self._model, self.config, self._progress, lambda: self._state != "starting")
+        )
         try:
-            loaded = await anyio.to_thread.run_sync(load, self._model, self.config, self._progress)
+            loaded = await asyncio.shield(self._loading)
         except BaseException:
             self._state = "closed"
+            # The thread sees that and ends; until then it holds memory that a next engine may need.
+            await asyncio.wait([self._loading])
+            if not self._loading.cancelled():
+                self._loading.exception()  # seen: the caller's own cancellation goes before it
             raise
         if self._state != "starting":
             loaded.device.stop()
@@ -137,7 +145,10 @@ class Engine:
             check_float("drain", drain, 0.0, 1e9)
         if self._state in ("new", "starting"):
             self._state = "closed"
-        if self._task is None:
+        if self._loading is not None and not self._loading.done():
+            self._own_loop()
+            await asyncio.wait([self._loading])
+        if self._task is None or self._task.done():
             return
         self._own_loop()
         if self._state in ("running", "closing"):
@@ -325,8 +336,10 @@ class Engine:
         )
 
     def _full(self) -> bool:
+        """Whether ``max_waiting`` requests wait already, beyond those that the next launch can admit."""
         assert self._scheduler is not None
-        return len(self._scheduler.waiting) >= self.config.max_waiting + self._scheduler.rows.free
+        waiting = len(self._scheduler.waiting)
+        return waiting >= self.config.max_waiting and waiting >= self.config.max_waiting + self._scheduler.admissible
 
     async def _enter(self, sequence: Sequence) -> None:
         """Hand the sequence to the scheduler, when there is a place; first come, first served."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from aphoton.config import EngineConfig
 from aphoton.device.base import Device
 from aphoton.device.sim import SimDevice, SimModel
-from aphoton.errors import InvalidRequest
+from aphoton.errors import EngineClosed, InvalidRequest
 from aphoton.text import ByteTokenizer, ChatTemplate, Tokenizer
 
 __all__ = ["Loaded", "Progress", "load"]
@@ -24,9 +24,16 @@ class Loaded:
     chat_template: ChatTemplate | None
 
 
-def load(model: str | os.PathLike[str] | SimModel, config: EngineConfig, progress: Progress | None) -> Loaded:
+def load(
+    model: str | os.PathLike[str] | SimModel,
+    config: EngineConfig,
+    progress: Progress | None,
+    unwanted: Callable[[], bool] = lambda: False,
+) -> Loaded:
     """Fetch and load a model. Blocks for as long as that takes: call it in a thread.
 
+    :param unwanted: asked now and then, while fetching and loading; when it says so, loading ends.
+    :raises EngineClosed: then.
     :raises ModelError: when the model cannot be found, read or run.
     :raises InvalidRequest: when a setting does not go with the model or with this machine.
     """
@@ -35,7 +42,17 @@ def load(model: str | os.PathLike[str] | SimModel, config: EngineConfig, progres
     # Not at the top: torch takes seconds to import, and ``sim`` needs none.
     from aphoton.device.opening import open_device
 
-    return Loaded(**open_device(model, config, progress))
+    def pause() -> None:
+        if unwanted():
+            raise EngineClosed("the engine was closed while it started")
+
+    def told(what: str, done: int, total: int | None) -> None:
+        pause()
+        if progress is not None:
+            progress(what, done, total)
+
+    opened = open_device(model, config, told, pause)
+    return Loaded(device=opened.device, tokenizer=opened.tokenizer, chat_template=opened.chat_template)
 
 
 def _load_sim(model: str | os.PathLike[str] | SimModel, config: EngineConfig) -> Loaded:
@@ -47,8 +64,13 @@ def _load_sim(model: str | os.PathLike[str] | SimModel, config: EngineConfig) ->
         raise InvalidRequest("device", f"a SimModel runs on sim, not on {config.device}")
     if config.kv_memory is not None:
         raise InvalidRequest("kv_memory", "sim has no memory: give kv_pages")
+    for name in ("dtype", "kernels"):
+        if getattr(config, name) != "auto":
+            raise InvalidRequest(name, f"sim computes nothing: leave it at 'auto', not {getattr(config, name)!r}")
     if config.max_model_len is not None:
-        model = replace(model, max_model_len=min(model.max_model_len, config.max_model_len))
+        if config.max_model_len > model.max_model_len:
+            raise InvalidRequest("max_model_len", f"must be at most the model's {model.max_model_len}")
+        model = replace(model, max_model_len=config.max_model_len)
     pages = config.kv_pages or config.max_rows * -(-model.max_model_len // config.page_size)
     device = SimDevice(model, pages=pages + 1, page_size=config.page_size, max_rows=config.max_rows)
     return Loaded(device=device, tokenizer=ByteTokenizer(model.vocab_size), chat_template=None)

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence as Many
 
 from aphoton.completion import Completion, Output, Piece, Timings, Usage
+from aphoton.errors import AphotonError
 from aphoton.sampling import SamplingParams
 from aphoton.scheduler import Sequence
 from aphoton.text import Detokenizer, StopStrings, Tokenizer
@@ -32,6 +33,7 @@ class Request:
         self._text: list[str] = []
         self._ended = False  # the terminal piece has been taken
         self._waiter: asyncio.Future[None] | None = None
+        self._loop = asyncio.get_running_loop()
         sequence.on_end = self._wake
 
     @property
@@ -90,9 +92,11 @@ class Request:
         """Wait for the end or, if ``tokens``, for the next token."""
         if self.sequence.finalized or (tokens and self._taken < len(self.sequence.output)):
             return
+        if asyncio.get_running_loop() is not self._loop:
+            raise AphotonError("this stream belongs to the event loop that it was started on")
         if self._waiter is not None:
             raise RuntimeError("this stream is being read by another task")
-        self._waiter = asyncio.get_running_loop().create_future()
+        self._waiter = self._loop.create_future()
         if tokens:
             self.sequence.on_tokens = self._wake
         try:

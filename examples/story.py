@@ -1,6 +1,6 @@
 """Several streams from one engine inside one asyncio program; one of them is left early.
 
-    python examples/story.py [MODEL]
+python examples/story.py [MODEL]
 """
 
 import asyncio

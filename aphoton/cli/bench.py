@@ -86,7 +86,7 @@ def bench(
     plan = Plan(
         model=model or ("sim" if sim else "smollm2"),
         settings=settings,
-        costs=costs_of(costs, sim=sim),
+        costs=costs_of(costs, model, sim=sim),
         dtypes=choices("dtype", dtype, get_args(DtypeName)),
         depths=integers("depth", depth or ("1,2" if sim else "2"), high=2),
         concurrency=integers("concurrency", concurrency or ("8" if few else "1,8,32"), high=4096),
@@ -188,7 +188,8 @@ async def _speed(plan: Plan) -> Report:
             # In turns, so that what else the machine does meets all of them.
             for entry in entries:
                 for streams in plan.concurrency:
-                    say(f"round {number + 1} of {plan.rounds}: {entry.dtype} depth {entry.depth}, {streams} streams")
+                    engine = f"{entry.dtype or entry.kernels}, depth {entry.depth}"
+                    say(f"round {number + 1} of {plan.rounds}: {engine}, {streams} streams")
                     work = plan.workload.run(entry.engine, streams)
                     entry.rounds[streams].append(await (beside(work, entry.gaps[streams]) if plan.heartbeat else work))
             for peer in peers:

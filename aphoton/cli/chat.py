@@ -79,7 +79,16 @@ class Conversation:
                 continue
             show("\n")
             self.messages.append({"role": "assistant", "content": "".join(texts)})
+            self._make_room(stream)
             return
+
+    def _make_room(self, stream: CompletionStream) -> None:
+        """Forget the oldest turn before the next answer would be cut short for lack of room."""
+        usage = self._portal.call(stream.completion).usage
+        room = self._engine.limits.max_model_len - usage.prompt_tokens - usage.completion_tokens
+        if room < (self._params.max_tokens or 0) and len(self.messages) > self._first + 2:
+            say("(the conversation is getting too long: its oldest turn is forgotten)")
+            del self.messages[self._first : self._first + 2]
 
     def _finish(self, answer: Future[None], stream: CompletionStream) -> None:
         """Wait for the answer; at Ctrl-C end it."""

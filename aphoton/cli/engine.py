@@ -28,11 +28,13 @@ cost_options = options(SimCosts, "costs", panel="Simulated device (--device sim)
 """What a step of the simulated device costs, in ``costs``."""
 
 
-def costs_of(costs: dict[str, float], *, sim: bool) -> SimCosts | None:
+def costs_of(costs: dict[str, float], model: str | None, *, sim: bool) -> SimCosts | None:
     """The simulated device's costs; None on another device.
 
-    :raises InvalidRequest: for costs that are negative, or that nothing would use.
+    :raises InvalidRequest: for costs that are negative, or that nothing would use; for a model that would not run.
     """
+    if sim and model not in (None, "sim"):
+        raise InvalidRequest("model", f"the simulated device runs a script, not {model!r}: leave the model out")
     for name, value in costs.items():
         if not sim:
             raise InvalidRequest(f"cost_{name}", "only the simulated device has costs: add --device sim")

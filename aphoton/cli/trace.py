@@ -43,7 +43,7 @@ def trace(
 ) -> None:
     """Run requests, and write what the host and the device did in every tick."""
     sim = settings.get("device") == "sim"
-    sim_costs = costs_of(costs, sim=sim)
+    sim_costs = costs_of(costs, model, sim=sim)
     depths = integers("depth", depth, high=2)
     workload = Workload(prompt_tokens=prompt_tokens, output_tokens=output_tokens, stream=stream, seed=seed)
     # What would fail at the end fails now.

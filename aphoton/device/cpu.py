@@ -61,6 +61,7 @@ class CpuDevice:
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._fault: Exception | None = None
+        self._daemon = False  # the loop's thread ends with the program, whatever it does
 
     # Device: called from the loop
 
@@ -87,6 +88,7 @@ class CpuDevice:
 
     async def serve(self, *, task_status: TaskStatus[None]) -> None:
         self._loop = asyncio.get_running_loop()
+        self._daemon = threading.current_thread().daemon
         task_status.started()
         # A limiter of its own: this thread lives as long as the engine, and must not take one of the app's places.
         try:
@@ -113,8 +115,11 @@ class CpuDevice:
             try:
                 return self._work.get(timeout=1.0)
             except queue.Empty:
-                if not threading.main_thread().is_alive():
+                if not threading.main_thread().is_alive() and (self._daemon or not self._loop_runs()):
                     return None
+
+    def _loop_runs(self) -> bool:
+        return self._loop is not None and self._loop.is_running()
 
     def _forward(self, state: _SlotState, batch: Batch) -> None:
         state.began = time.perf_counter()

@@ -3,18 +3,21 @@
 import ctypes
 import os
 import sys
-from typing import Any
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from aphoton.attention import KVCache
 from aphoton.config import EngineConfig
 from aphoton.device.base import Limits
 from aphoton.device.cpu import CpuDevice, Model
-from aphoton.errors import InvalidRequest
+from aphoton.errors import InvalidRequest, ModelError
 from aphoton.kernels import NativeUnavailable, native_available
 from aphoton.kernels.native import NativeDecoder
-from aphoton.models import Checkpoint, Decoder, ModelConfig, Progress, find_checkpoint
+from aphoton.models import Checkpoint, Decoder, ModelConfig, Progress, RandomCheckpoint, find_checkpoint
 from aphoton.text import ByteTokenizer, ChatTemplate, Tokenizer
 
 __all__ = ["open_device"]
@@ -23,9 +26,20 @@ DEFAULT_TOKENS_PER_ROW = 1024
 """KV cache per row when the configuration gives no size: most requests are shorter, and rows share the pages."""
 
 
-def open_device(model: str | os.PathLike[str], config: EngineConfig, progress: Progress | None) -> dict[str, Any]:
-    """Fetch and load ``model``: the device, the tokenizer and the chat template.
+class Opened(NamedTuple):
+    """A device with a model on it, and the model's way with text."""
 
+    device: CpuDevice
+    tokenizer: Tokenizer
+    chat_template: ChatTemplate | None
+
+
+def open_device(
+    model: str | os.PathLike[str], config: EngineConfig, progress: Progress | None, pause: Callable[[], None]
+) -> Opened:
+    """Fetch and load ``model``.
+
+    :param pause: called between two tensors; it raises when nobody wants the model any more.
     :raises ModelError: when the model cannot be found, read or run.
     :raises InvalidRequest: when a setting does not go with the model or with this machine.
     """
@@ -35,7 +49,9 @@ def open_device(model: str | os.PathLike[str], config: EngineConfig, progress: P
     shape = checkpoint.config
     native = _native(config)
     dtype = _dtype(config, native)
-    max_model_len = min(config.max_model_len or shape.max_model_len, shape.max_model_len)
+    max_model_len = config.max_model_len or shape.max_model_len
+    if max_model_len > shape.max_model_len:
+        raise InvalidRequest("max_model_len", f"must be at most the model's {shape.max_model_len}, not {max_model_len}")
     kv = KVCache(
         layers=shape.num_layers,
         pages=_pages(config, shape, dtype, max_model_len),
@@ -44,14 +60,19 @@ def open_device(model: str | os.PathLike[str], config: EngineConfig, progress: P
         head_dim=shape.head_dim,
         dtype=dtype,
     )
-    tokenizer = checkpoint.tokenizer() or ByteTokenizer(shape.vocab_size)
-    decoder = Decoder.load(shape, checkpoint.weights(), dtype=dtype, source=str(model))
+    tokenizer = checkpoint.tokenizer()
+    if tokenizer is None:
+        if not isinstance(checkpoint, RandomCheckpoint):
+            raise ModelError(f"{model}: has no tokenizer, expected tokenizer.json or the GGUF file's own")
+        tokenizer = ByteTokenizer(shape.vocab_size)
+    decoder = Decoder.load(shape, _pausing(checkpoint.weights(), pause), dtype=dtype, source=str(model))
     runner: Model = _compiled(decoder, config, max_model_len) if native else decoder
     limits = Limits(
         vocab_size=shape.vocab_size,
         max_model_len=max_model_len,
         pages=kv.data.shape[2],
-        eos_token_ids=shape.eos_token_ids,
+        # Each may know an end that the other does not: a configuration's list, a vocabulary's end of turn.
+        eos_token_ids=tuple(dict.fromkeys((*shape.eos_token_ids, *tokenizer.eos_token_ids))),
         dtype=str(dtype).removeprefix("torch."),
         kernels="torch" if runner is decoder else "native",
     )
@@ -59,7 +80,13 @@ def open_device(model: str | os.PathLike[str], config: EngineConfig, progress: P
     template = _template(checkpoint, tokenizer)
     del checkpoint, decoder
     _trim()
-    return {"device": device, "tokenizer": tokenizer, "chat_template": template}
+    return Opened(device, tokenizer, template)
+
+
+def _pausing(weights: Iterator[tuple[str, Tensor]], pause: Callable[[], None]) -> Iterator[tuple[str, Tensor]]:
+    for weight in weights:
+        pause()
+        yield weight
 
 
 def _trim() -> None:
@@ -125,11 +152,15 @@ def _pages(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, max_mod
 
 
 def _memory() -> int:
-    """Bytes of memory in this machine; a guess where it does not say."""
+    """Bytes of memory in this machine, or that this container may use; a guess where neither says."""
     try:
-        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (AttributeError, ValueError, OSError):
-        return 8 << 30
+        memory = 8 << 30
+    try:
+        return min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+    except (OSError, ValueError):  # no such file, or "max"
+        return memory
 
 
 def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -5,11 +5,11 @@ import hashlib
 import os
 import shlex
 import subprocess
-import sys
 import tempfile
 import threading
 from pathlib import Path
 
+from aphoton.cachefolder import cache_folder
 from aphoton.errors import ModelError
 
 __all__ = ["NativeUnavailable", "load_library", "native_available"]
@@ -75,18 +75,21 @@ def _load(extra: tuple[str, ...]) -> ctypes.CDLL:
         digest.update(path.read_bytes())
     name = f"native-{digest.hexdigest()[:20]}.so"
 
-    folder = _cache_folder()
+    folder = cache_folder()
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / name
-        if path.exists():
+        if not _private(folder):
+            raise PermissionError(f"others can write {folder}")
+        if path.exists() and _private(path):
             try:
                 return ctypes.CDLL(str(path))
             except OSError:
                 pass  # damaged on disk: it is built again
         return _build(compiler, flags, path)
     except OSError:
-        # A cache folder that cannot be written: build for this process alone. What is loaded needs its file no more.
+        # A cache folder that cannot be written, or that others can: build for this process alone. What is loaded needs
+        # its file no more.
         with tempfile.TemporaryDirectory(prefix="aphoton-") as own:
             return _build(compiler, flags, Path(own) / name)
 
@@ -135,11 +138,7 @@ def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
         ) from error
 
 
-def _cache_folder() -> Path:
-    if own := os.environ.get("APHOTON_CACHE"):
-        return Path(own).expanduser()
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg) / "aphoton"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "aphoton"
-    return Path.home() / ".cache" / "aphoton"
+def _private(path: Path) -> bool:
+    """Whether nobody else can write ``path``: what is loaded from it runs with this process's rights."""
+    status = path.stat()
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022

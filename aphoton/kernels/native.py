@@ -1,10 +1,12 @@
 """`NativeDecoder`: a decoder on the CPU whose whole forward is one call into compiled code."""
 
 import ctypes
+import math
 import os
 import threading
 import weakref
 from ctypes import Structure, byref, c_double, c_int, c_int64, c_void_p
+from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -247,4 +249,13 @@ def _check(weights: DecoderWeights) -> None:
 
 def _usable_cpus() -> int:
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(usable, torch.get_num_threads()))
+    return max(1, min(usable, torch.get_num_threads(), _quota()))
+
+
+def _quota() -> int:
+    """Processors that the container may use (control groups version 2), rounded up; many where nothing limits them."""
+    try:
+        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        return math.ceil(int(quota) / int(period))
+    except (OSError, ValueError):  # no such file, or "max"
+        return 1 << 16

@@ -5,7 +5,7 @@ from aphoton.models.config import ModelConfig, RopeScaling
 from aphoton.models.decoder import Decoder
 from aphoton.models.hub import pull, resolve
 from aphoton.models.progress import Progress
-from aphoton.models.random import random_checkpoint
+from aphoton.models.random import RandomCheckpoint, random_checkpoint
 from aphoton.models.step import StepInput
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Decoder",
     "ModelConfig",
     "Progress",
+    "RandomCheckpoint",
     "RopeScaling",
     "StepInput",
     "find_checkpoint",

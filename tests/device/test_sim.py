@@ -1,0 +1,204 @@
+"""`SimDevice`: its clock, its script, and the rules that it holds the scheduler to."""
+
+import asyncio
+
+import anyio
+import pytest
+from device.batches import PAGE, batch, row
+
+from aphoton import SimCosts, SimModel
+from aphoton.device.base import PENDING, Device
+from aphoton.device.sim import SimDevice, SimFault
+from aphoton.sampling import RowSampling
+
+COSTS = SimCosts(launch=1.0, forward=10.0, forward_token=0.5, sampling=2.0, copy=0.25, commit=4.0)
+
+
+def total(history: tuple[int, ...], seed: int, vocab_size: int) -> int:
+    """A script that shows all that a token depends on."""
+    return sum(history) + 100 * seed
+
+
+def device(**model: object) -> SimDevice:
+    return SimDevice(
+        SimModel(**{"script": total, "costs": COSTS, **model}),  # type: ignore[arg-type]
+        pages=10,
+        page_size=PAGE,
+        max_rows=3,
+    )
+
+
+def prefill(tokens: list[int], *, number: int = 1, page: int = 1, seed: int = 0, temperature: float = 0.0):  # type: ignore[no-untyped-def]
+    return batch(
+        (number, 0, tokens), pages=[(number, 0, page)], admitted=[row(number, seed=seed, temperature=temperature)]
+    )
+
+
+def test_it_is_a_device() -> None:
+    made: Device = device()
+    assert (made.limits.pages, made.limits.vocab_size, made.limits.eos_token_ids) == (10, 1000, (0,))
+
+
+async def test_tokens_are_of_what_stands_in_the_pages() -> None:
+    """Two steps in flight: the second takes the first one's token on the device."""
+    sim = device()
+    sim.launch(0, prefill([1, 2, 3], page=5))
+    sim.sample(0)
+    sim.launch(1, batch((1, 3, [PENDING])))
+    first = await sim.results(0)
+    assert first.tokens.tolist() == [6]
+    sim.release(0)
+    sim.sample(1)
+    sim.launch(0, batch((1, 4, [PENDING]), pages=[(1, 1, 7)]))
+    second = await sim.results(1)
+    assert second.tokens.tolist() == [12]
+    sim.release(1)
+    sim.sample(0)
+    assert (await sim.results(0)).tokens.tolist() == [24]
+
+
+async def test_several_rows_and_their_seeds() -> None:
+    sim = device()
+    rows = [row(2, seed=3, temperature=1.0), row(1, seed=3)]
+    sim.launch(0, batch((2, 0, [1, 2, 3, 4, 5]), (1, 0, [7]), pages=[(2, 0, 1), (2, 1, 2), (1, 0, 3)], admitted=rows))
+    sim.sample(0)
+    results = await sim.results(0)
+    assert results.tokens.tolist() == [315, 7], "a greedy row has no seed"
+
+
+async def test_banned_tokens_wait_for_min_tokens() -> None:
+    sim = device(script=lambda history, seed, vocab: 5)
+    sampling = RowSampling(seed=0, row=1, min_tokens=2, banned=(5, 6))
+    sim.launch(0, batch((1, 0, [1]), pages=[(1, 0, 1)], admitted=[sampling]))
+    sim.sample(0)
+    assert (await sim.results(0)).tokens.tolist() == [7]
+    sim.release(0)
+    for count, expected in ((1, 7), (2, 5)):
+        sim.launch(count % 2, batch((1, count, [PENDING]), counts=[count]))
+        sim.sample(count % 2)
+        assert (await sim.results(count % 2)).tokens.tolist() == [expected]
+        sim.release(count % 2)
+
+
+async def test_the_clock() -> None:
+    sim = device()
+    assert sim.now() == 0
+    sim.launch(0, prefill([1, 2]))
+    assert sim.now() == 1, "the host has launched"
+    sim.sample(0)
+    first = await sim.results(0)
+    assert (first.began, first.ended) == (1, 1 + 10 + 2 * 0.5 + 2)
+    assert sim.now() == first.ended + 0.25, "copied"
+    sim.release(0)
+    assert sim.now() == first.ended + 0.25 + 4, "committed"
+
+
+async def test_two_slots_share_the_device_one_after_the_other() -> None:
+    sim = device()
+    sim.launch(0, prefill([1, 2]))
+    sim.sample(0)
+    sim.launch(1, batch((1, 2, [PENDING])))
+    first = await sim.results(0)
+    sim.release(0)
+    sim.sample(1)
+    second = await sim.results(1)
+    assert second.began == first.ended, "no gap"
+    # Its forward ran while the host committed, its sampling waits for the host that launches it.
+    host = first.ended + 0.25 + 4
+    assert second.ended == max(first.ended + 10.5, host) + 2
+
+
+async def test_results_give_the_loop_its_turns() -> None:
+    sim = device(turns=(1, 3))
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counter = asyncio.create_task(count())
+    await asyncio.sleep(0)
+    for step, expected in enumerate((1, 3, 1)):
+        sim.launch(step % 2, prefill([1]) if step == 0 else batch((1, step, [PENDING])))
+        sim.sample(step % 2)
+        before = turns
+        await sim.results(step % 2)
+        assert turns - before == expected
+        sim.release(step % 2)
+    counter.cancel()
+
+
+async def test_what_was_released_cannot_be_read() -> None:
+    sim = device()
+    sim.launch(0, prefill([1]))
+    sim.sample(0)
+    results = await sim.results(0)
+    kept = results.tokens
+    sim.release(0)
+    assert kept.tolist() == [-1], "a view of the slot's buffers"
+
+
+def test_a_slot_has_its_order() -> None:
+    sim = device()
+    with pytest.raises(SimFault, match="no forward"):
+        sim.sample(0)
+    sim.launch(0, prefill([1]))
+    with pytest.raises(SimFault, match="before its results were read"):
+        sim.launch(0, batch((1, 1, [PENDING])))
+    with pytest.raises(SimFault, match="before it was sampled"):
+        sim.results(0).send(None)
+    sim.sample(0)
+    with pytest.raises(SimFault, match="no forward"):
+        sim.sample(0)
+
+
+def test_a_page_in_flight_belongs_to_its_row() -> None:
+    sim = device()
+    sim.launch(0, prefill([1], number=1, page=1))
+    sim.sample(0)
+    with pytest.raises(SimFault, match="page 1 was given to row 2"):
+        sim.launch(1, prefill([1], number=2, page=1))
+
+
+def test_a_row_in_flight_belongs_to_its_sequence() -> None:
+    sim = device()
+    sim.launch(0, prefill([1], number=1, page=1))
+    sim.sample(0)
+    with pytest.raises(SimFault, match="row 1 was given away"):
+        sim.launch(1, prefill([1], number=1, page=2))
+
+
+async def test_pages_and_rows_are_free_once_their_steps_are_read() -> None:
+    sim = device()
+    sim.launch(0, prefill([1], number=1, page=1))
+    sim.sample(0)
+    await sim.results(0)
+    sim.release(0)
+    sim.launch(1, prefill([2], number=1, page=1))
+    sim.sample(1)
+    assert (await sim.results(1)).tokens.tolist() == [2]
+
+
+async def test_a_probe_sees_each_call_and_may_fail_it() -> None:
+    calls: list[str] = []
+
+    def probe(call: str) -> None:
+        calls.append(call)
+        if call == "results":
+            raise OSError("injected")
+
+    sim = device(probe=probe)
+    sim.launch(0, prefill([1]))
+    sim.sample(0)
+    with pytest.raises(OSError, match="injected"):
+        await sim.results(0)
+    assert calls == ["launch", "sample", "results"]
+
+
+async def test_it_serves_until_it_is_stopped() -> None:
+    sim = device()
+    async with anyio.create_task_group() as group:
+        await group.start(sim.serve)
+        sim.stop()
