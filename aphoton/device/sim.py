@@ -53,7 +53,7 @@ class SimModel:
     """A scripted model for ``Engine(SimModel(...))``.
 
     :ivar script: (history, seed, vocab_size) -> token: what follows a row's tokens so far, prompt and output.
-    :ivar probe: called with the name of each call of the device as it begins (``launch``, ``sample``, ``results``, ``release``); it
+    :ivar probe: called with the name of each call of the device as it begins (``launch``, ``sample``, ``results``); it
         may raise, which is a device fault, or do anything that an app may do at that moment.
     :ivar turns: turns of the event loop that awaiting a step's results takes, per step in a cycle; each at least 1.
     """
@@ -158,7 +158,6 @@ class SimDevice:
         return Results(tokens=state.tokens, began=state.began, ended=state.ended, logprobs=logprobs)
 
     def release(self, slot: int) -> None:
-        self._probe("release")
         state = self._slots[slot]
         state.batch = None
         state.tokens[:] = -1  # a later read finds nothing

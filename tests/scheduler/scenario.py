@@ -12,8 +12,10 @@ from typing import Literal
 from hypothesis import strategies as st
 
 from aphoton import Engine, EngineDead, Piece, SimCosts, SimModel
+from aphoton.device.base import Results
 from aphoton.device.sim import scripted_token
 from aphoton.scheduler import Scheduler, Sequence
+from aphoton.scheduler.step import Step
 
 VOCAB = 24
 """Tokens that the script uses: few, so that ends are frequent."""
@@ -57,7 +59,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Schedule:
-    """:ivar fault: the call of the device that raises, counted from 1; None: none does."""
+    """:ivar fault: the call of the device, or the commit, that raises, counted from 1; None: none does."""
 
     asks: tuple[Ask, ...]
     depth: Literal[1, 2]
@@ -162,7 +164,12 @@ async def run(schedule: Schedule) -> list[Outcome]:
             raise OSError(f"injected in {call}")
 
     ends: dict[Sequence, int] = {}
-    finish = Scheduler.finish
+    finish, commit = Scheduler.finish, Scheduler.commit
+
+    def probed(self: Scheduler, step: Step, results: Results) -> None:
+        probe("commit, before")
+        commit(self, step, results)
+        probe("commit, after")
 
     def counted(self: Scheduler, sequence: Sequence, *args: object, **kwargs: object) -> None:
         ends[sequence] = ends.get(sequence, 0) + 1
@@ -187,7 +194,7 @@ async def run(schedule: Schedule) -> list[Outcome]:
         max_waiting=schedule.max_waiting,
     )
     outcomes = [Outcome() for _ in schedule.asks]
-    Scheduler.finish = counted  # type: ignore[method-assign]
+    Scheduler.finish, Scheduler.commit = counted, probed  # type: ignore[method-assign]
     try:
         await engine.start()
         consumers = [
@@ -205,7 +212,7 @@ async def run(schedule: Schedule) -> list[Outcome]:
             await _idle(engine)
         await engine.aclose()
     finally:
-        Scheduler.finish = finish  # type: ignore[method-assign]
+        Scheduler.finish, Scheduler.commit = finish, commit  # type: ignore[method-assign]
     assert all(count == 1 for count in ends.values()), "exactly one end each"
     for ask, outcome in zip(schedule.asks, outcomes, strict=True):
         _judge(ask, outcome, faulty=schedule.fault is not None)
