@@ -15,11 +15,9 @@ needs_native = pytest.mark.skipif(native_available() is not None, reason=str(nat
 
 
 def limits(**settings: Any) -> Limits:
-    opened = opening.open_device("random:tiny", EngineConfig(**{"max_rows": 4, **settings}), None)
-    assert isinstance(opened["tokenizer"], ByteTokenizer) and opened["chat_template"] is None
-    found = opened["device"].limits
-    assert isinstance(found, Limits)
-    return found
+    opened = opening.open_device("random:tiny", EngineConfig(**{"max_rows": 4, **settings}), None, lambda: None)
+    assert isinstance(opened.tokenizer, ByteTokenizer) and opened.chat_template is None
+    return opened.device.limits
 
 
 @needs_native
@@ -92,7 +90,6 @@ PAGE_BYTES = 3 * 2 * 2 * 16 * 4
         ({}, 4 * 64, 2048),  # 1,024 tokens a row
         ({"max_rows": 1}, 128, 2048),  # but at least one of the longest
         ({"max_model_len": 100}, 4 * 7, 100),
-        ({"max_model_len": 10**9, "kv_pages": 3}, 3, 2048),  # the model's own limit stays
         ({"page_size": 32}, 4 * 32, 2048),
     ],
     ids=str,
@@ -100,6 +97,30 @@ PAGE_BYTES = 3 * 2 * 2 * 16 * 4
 def test_pages(settings: dict[str, Any], pages: int, longest: int) -> None:
     found = limits(dtype="float32", **settings)
     assert (found.pages, found.max_model_len) == (pages + 1, longest), "and the padding page"
+
+
+def test_a_longer_model_length_than_the_models() -> None:
+    with pytest.raises(InvalidRequest, match="2048") as caught:
+        limits(max_model_len=2049)
+    assert caught.value.field == "max_model_len"
+
+
+class Unwanted(Exception):
+    pass
+
+
+def test_loading_ends_between_two_tensors_when_nobody_wants_the_model() -> None:
+    tensors = 0
+
+    def pause() -> None:
+        nonlocal tensors
+        tensors += 1
+        if tensors == 5:
+            raise Unwanted
+
+    with pytest.raises(Unwanted):
+        opening.open_device("random:tiny", EngineConfig(), None, pause)
+    assert tensors == 5
 
 
 def test_memory_for_less_than_a_page() -> None:

@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import pytest
-from engine.waiting import idle, until
+from engine.waiting import idle
 
 from aphoton import Completion, Engine
+from aphoton.observe import Span
 
 COUNT = 1000
 NEAR = 1e-3
@@ -83,8 +84,8 @@ async def test_survivors_have_the_tokens_of_a_run_without_cancellations(
     }
     async with Engine("random:tiny", **settings) as engine:
         expected = await asyncio.gather(*(engine.generate(ask.prompt, **ask.sampling) for ask in asks))
-        total = engine.stats().tokens
         await idle(engine)
+        phases = 4 * engine.stats().steps
 
     rng = random.Random(8)
     tokens: list[list[int]] = [[] for _ in asks]
@@ -92,12 +93,18 @@ async def test_survivors_have_the_tokens_of_a_run_without_cancellations(
         tasks = [asyncio.create_task(consume(engine, ask, tokens[number])) for number, ask in enumerate(asks)]
         victims = [task for task, ask in zip(tasks, asks, strict=True) if ask.cancelled]
         rng.shuffle(victims)
-        moments = sorted(rng.randrange(total // 2) for _ in victims)
-        waiting = asyncio.gather(*tasks, return_exceptions=True)
-        for task, moment in zip(victims, moments, strict=True):
-            await until(lambda moment=moment: engine.stats().tokens >= moment or waiting.done())
-            task.cancel()
-        results = await waiting
+        moments = sorted((rng.randrange(phases // 2) for _ in victims), reverse=True)
+        passed = 0
+
+        def cancel_some(span: Span) -> None:
+            nonlocal passed
+            passed += 1  # launch, wait, commit, sample and the device's own: any of them may be the moment
+            while moments and moments[-1] <= passed:
+                moments.pop()
+                victims.pop().cancel()
+
+        engine.timeline.on_span = cancel_some
+        results = await asyncio.gather(*tasks, return_exceptions=True)
         await idle(engine)
 
     survivors = 0

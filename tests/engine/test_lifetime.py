@@ -219,7 +219,7 @@ async def test_closed_before_it_was_started() -> None:
 
 
 class SlowLoad:
-    """A model that loads until the test lets it."""
+    """A model that loads until the test lets it, or until nobody wants it any more."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.go = threading.Event()
@@ -227,10 +227,12 @@ class SlowLoad:
         self._loop = asyncio.get_running_loop()
         patch.setattr(aphoton.engine, "load", self._load)
 
-    def _load(self, *args: Any) -> Loaded:
+    def _load(self, model: Any, config: Any, progress: Any, unwanted: Callable[[], bool]) -> Loaded:
         self._loop.call_soon_threadsafe(self.entered.set)
-        assert self.go.wait(60), "the loop was blocked, or gave up"
-        return load(*args)
+        while not self.go.wait(0.001):
+            if unwanted():
+                raise EngineClosed("seen by the thread that loads")
+        return load(model, config, progress, unwanted)
 
 
 @pytest.fixture
@@ -251,8 +253,18 @@ async def test_cancelled_while_it_loads(slow_load: SlowLoad, model: Any) -> None
     with pytest.raises(asyncio.CancelledError):
         await task
     await assert_closed(engine)
-    slow_load.go.set()
     await engine.aclose()
+    await assert_closed(engine)
+
+
+@pytest.mark.parametrize("model", [SimModel(), "random:tiny"])
+async def test_closed_while_it_loads(slow_load: SlowLoad, model: Any) -> None:
+    engine = Engine(model)
+    task = asyncio.create_task(engine.start())
+    await slow_load.entered.wait()
+    await engine.aclose()
+    with pytest.raises(EngineClosed):
+        await task
     await assert_closed(engine)
 
 
