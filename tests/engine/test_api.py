@@ -141,6 +141,15 @@ async def test_a_stream_that_was_closed_before_it_began(tiny: Engine) -> None:
         await stream.completion()
 
 
+async def test_a_stream_that_nobody_reads_is_never_submitted(tiny: Engine) -> None:
+    stream = tiny.stream("Hello")
+    await asyncio.sleep(0)
+    assert tiny.stats().running == tiny.stats().waiting == 0
+    del stream
+    await asyncio.sleep(0)
+    assert tiny.stats().steps == 0
+
+
 async def test_a_slow_consumer_is_merged_into() -> None:
     async with Engine(SimModel(eos_token_ids=()), max_rows=1) as engine:
         stream = engine.stream([1], max_tokens=50)

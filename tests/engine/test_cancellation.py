@@ -119,6 +119,21 @@ class CancelledCompletion(Consumer):
             self.done = await stream.completion()
 
 
+class CancelledWhileHeld(Consumer):
+    """Somebody else holds the stream: that it was dropped cannot be what ends it."""
+
+    async def consume(self) -> None:
+        self.held = self.stream()
+        async for piece in self.held:
+            self.pieces.append(piece)
+
+
+class CancelledCompletionWhileHeld(Consumer):
+    async def consume(self) -> None:
+        self.held = self.stream()
+        self.done = await self.held.completion()
+
+
 class CancelledInItsBody(Consumer):
     """While it does something else than awaiting the stream, which nobody but its loop holds."""
 
@@ -236,6 +251,8 @@ WAYS: list[type[Consumer]] = [
     Consumer,
     CancelledGenerate,
     CancelledCompletion,
+    CancelledWhileHeld,
+    CancelledCompletionWhileHeld,
     CancelledInItsBody,
     TimedOut,
     ScopeCancelled,

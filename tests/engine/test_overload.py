@@ -1,7 +1,7 @@
 """More requests than there is room for."""
 
 import asyncio
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 from engine.simulated import saying
@@ -109,12 +109,12 @@ async def test_giving_up_at_the_door_lets_the_next_in() -> None:
 async def test_giving_up_at_the_door_in_any_turn(turn: int) -> None:
     """Also in the turn in which it is let in."""
     async with Engine(saying("Hello"), max_rows=1, max_waiting=0) as engine:
-        tasks = [asyncio.create_task(engine.generate([1])) for _ in range(4)]
+        asks: list[dict[str, Any]] = [{}, {}, {"max_tokens": 2000, "ignore_eos": True}, {}]
+        tasks = [asyncio.create_task(engine.generate([1], **sampling)) for sampling in asks]
         await turns(turn)
-        tasks[2].cancel()
+        assert tasks[2].cancel()
         results = await asyncio.gather(*tasks, return_exceptions=True)
-        for number, result in enumerate(results):
-            if number == 2 and isinstance(result, asyncio.CancelledError):
-                continue
-            assert isinstance(result, Completion) and result.text == "Hello"
+        assert isinstance(results.pop(2), asyncio.CancelledError)
+        assert all(isinstance(result, Completion) and result.text == "Hello" for result in results)
         await idle(engine)
+        assert engine.stats().tokens < 50, "what was given up did not run on"

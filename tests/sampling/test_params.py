@@ -2,10 +2,9 @@
 
 from typing import Any
 
-import msgspec
 import pytest
 
-from aphoton import InvalidRequest, SamplingParams
+from aphoton import SamplingParams
 
 
 def test_defaults_are_greedy_and_end() -> None:
@@ -66,12 +65,3 @@ def test_they_do_not_change() -> None:
         SamplingParams(5)  # type: ignore[misc, call-arg]
     with pytest.raises(TypeError, match="top_q"):
         SamplingParams(top_q=5)  # type: ignore[call-arg]
-
-
-def test_from_outside_they_are_checked_as_well() -> None:
-    """A server decodes them from a request."""
-    assert msgspec.json.decode(b'{"top_k": 5, "stop": ["a"]}', type=SamplingParams).top_k == 5
-    with pytest.raises(msgspec.ValidationError, match="unknown field"):
-        msgspec.json.decode(b'{"top_q": 5}', type=SamplingParams)
-    with pytest.raises((msgspec.ValidationError, InvalidRequest), match="top_p"):
-        msgspec.json.decode(b'{"top_p": 5.0}', type=SamplingParams)
