@@ -14,7 +14,7 @@ def cache_folder() -> Path:
     A user without a home (a container with an arbitrary user id) gets a folder of their own among the temporary files.
     """
     if own := os.environ.get("APHOTON_CACHE"):
-        return Path(own).expanduser()
+        return Path(os.path.expanduser(own))  # which leaves a user that does not exist as it is
     if xdg := os.environ.get("XDG_CACHE_HOME"):
         return Path(xdg) / "aphoton"
     try:

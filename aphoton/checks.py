@@ -19,7 +19,8 @@ def check_int(field: str, value: object, low: int, high: int | None = None) -> N
         raise InvalidRequest(field, f"must be an integer, not {value!r}")
     if value < low or (high is not None and value > high):
         limit = f"at least {low}" if high is None else f"from {low} to {high}"
-        raise InvalidRequest(field, f"must be {limit}, not {value}")
+        shown = value if value.bit_length() < 200 else "a number of more than 200 bits"
+        raise InvalidRequest(field, f"must be {limit}, not {shown}")
 
 
 def check_float(field: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:
@@ -34,7 +35,7 @@ def check_float(field: str, value: object, low: float, high: float, *, open_low:
 def check_choice(field: str, value: object, choices: Iterable[object]) -> None:
     """:raises InvalidRequest: unless ``value`` is one of ``choices``."""
     known = tuple(choices)
-    if value not in known:
+    if not any(type(value) is type(one) and value == one for one in known):
         raise InvalidRequest(field, f"must be one of {', '.join(map(repr, known))}, not {value!r}")
 
 

@@ -63,9 +63,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_int("max_waiting", self.max_waiting, 0, 1_000_000)
         check_int("page_size", self.page_size, 1, 1024)
         check_int("max_step_tokens", self.max_step_tokens, 1)
-        for name in ("max_model_len", "kv_pages", "kv_memory"):
+        for name, most in (("max_model_len", 2**31 - 1), ("kv_pages", 2**31 - 2), ("kv_memory", 2**62)):
             if getattr(self, name) is not None:
-                check_int(name, getattr(self, name), 1)
+                check_int(name, getattr(self, name), 1, most)
         if self.seed is not None:
             check_int("seed", self.seed, 0, 2**64 - 1)
         if self.kv_pages is not None and self.kv_memory is not None:

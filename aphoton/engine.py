@@ -298,9 +298,11 @@ class Engine:
         assert scheduler is not None
         if not len(prompt):
             raise InvalidRequest("prompt", "must hold at least one token")
+        if prompt.max() >= limits.vocab_size:  # an added token of a tokenizer that knows more than the model
+            raise InvalidRequest("prompt", f"token {prompt.max()} is not one of the model's {limits.vocab_size}")
         if len(prompt) >= limits.max_model_len:
             raise PromptTooLong(
-                f"{len(prompt)} tokens leave no room for an answer: max_model_len is {limits.max_model_len}"
+                "prompt", f"{len(prompt)} tokens leave no room for an answer: max_model_len is {limits.max_model_len}"
             )
         for token in params.stop_token_ids:
             if token >= limits.vocab_size:
@@ -311,8 +313,9 @@ class Engine:
         pages = scheduler.pages_for(len(prompt), limit)
         if pages > scheduler.pool.usable:
             raise PromptTooLong(
+                "prompt",
                 f"{len(prompt)} tokens and {limit} more need {pages} KV pages, and the engine has "
-                f"{scheduler.pool.usable}: ask for fewer max_tokens, or raise kv_pages"
+                f"{scheduler.pool.usable}: ask for fewer max_tokens, or raise kv_pages",
             )
         stops = frozenset(params.stop_token_ids) | (
             frozenset() if params.ignore_eos else frozenset(limits.eos_token_ids)

@@ -24,13 +24,14 @@ class InvalidRequest(AphotonError, ValueError):
     def __init__(self, field: str, message: str) -> None:
         super().__init__(f"{field}: {message}")
         self.field = field
+        self._message = message
+
+    def __reduce__(self) -> tuple[type["InvalidRequest"], tuple[str, str]]:
+        return type(self), (self.field, self._message)
 
 
 class PromptTooLong(InvalidRequest):
     """The prompt, with the tokens asked for, can never fit this engine (its model length or its KV pages)."""
-
-    def __init__(self, message: str, *, field: str = "prompt") -> None:
-        super().__init__(field, message)
 
 
 class EngineOverloaded(AphotonError):

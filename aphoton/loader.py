@@ -72,5 +72,8 @@ def _load_sim(model: str | os.PathLike[str] | SimModel, config: EngineConfig) ->
             raise InvalidRequest("max_model_len", f"must be at most the model's {model.max_model_len}")
         model = replace(model, max_model_len=config.max_model_len)
     pages = config.kv_pages or config.max_rows * -(-model.max_model_len // config.page_size)
-    device = SimDevice(model, pages=pages + 1, page_size=config.page_size, max_rows=config.max_rows)
+    try:
+        device = SimDevice(model, pages=pages + 1, page_size=config.page_size, max_rows=config.max_rows)
+    except MemoryError as error:
+        raise InvalidRequest("kv_pages", f"{pages} pages do not fit in this machine's memory") from error
     return Loaded(device=device, tokenizer=ByteTokenizer(model.vocab_size), chat_template=None)

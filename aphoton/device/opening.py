@@ -52,14 +52,18 @@ def open_device(
     max_model_len = config.max_model_len or shape.max_model_len
     if max_model_len > shape.max_model_len:
         raise InvalidRequest("max_model_len", f"must be at most the model's {shape.max_model_len}, not {max_model_len}")
-    kv = KVCache(
-        layers=shape.num_layers,
-        pages=_pages(config, shape, dtype, max_model_len),
-        page_size=config.page_size,
-        kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        dtype=dtype,
-    )
+    try:
+        kv = KVCache(
+            layers=shape.num_layers,
+            pages=_pages(config, shape, dtype, max_model_len),
+            page_size=config.page_size,
+            kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            dtype=dtype,
+        )
+    except (MemoryError, ValueError, RuntimeError) as error:
+        field = "kv_memory" if config.kv_memory is not None else "kv_pages"
+        raise InvalidRequest(field, "so much KV cache does not fit in this machine's memory") from error
     tokenizer = checkpoint.tokenizer()
     if tokenizer is None:
         if not isinstance(checkpoint, RandomCheckpoint):
@@ -72,7 +76,9 @@ def open_device(
         max_model_len=max_model_len,
         pages=kv.data.shape[2],
         # Each may know an end that the other does not: a configuration's list, a vocabulary's end of turn.
-        eos_token_ids=tuple(dict.fromkeys((*shape.eos_token_ids, *tokenizer.eos_token_ids))),
+        eos_token_ids=tuple(
+            dict.fromkeys(i for i in (*shape.eos_token_ids, *tokenizer.eos_token_ids) if 0 <= i < shape.vocab_size)
+        ),
         dtype=str(dtype).removeprefix("torch."),
         kernels="torch" if runner is decoder else "native",
     )

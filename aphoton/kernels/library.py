@@ -66,7 +66,10 @@ def load_library(*extra: str) -> ctypes.CDLL:
 def _load(extra: tuple[str, ...]) -> ctypes.CDLL:
     if os.name != "posix":
         raise NativeUnavailable("the native kernels need POSIX threads, which this system does not have")
-    compiler = shlex.split(os.environ.get("CC") or "cc")
+    try:
+        compiler = shlex.split(os.environ.get("CC") or "cc")
+    except ValueError as error:
+        raise NativeUnavailable(f"$CC cannot be read as a command: {error}") from error
     machine, macros = _machine(compiler)
     flags = [*FLAGS, *machine, *extra]
     sources = sorted(path for path in Path(__file__).parent.iterdir() if path.suffix in (".c", ".h"))

@@ -26,17 +26,17 @@ class Fields:
         return self.values.get(name) is not None
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A positive integer."""
+        """A positive integer below 2**31."""
         value = self._get(name, "a positive integer", default)
-        if type(value) is not int or value < 1:
-            raise self.error(name, "a positive integer")
+        if type(value) is not int or not 1 <= value < 2**31:
+            raise self.error(name, "a positive integer below 2**31")
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive number."""
+        """A positive, finite number."""
         value = self._get(name, "a positive number", default)
-        if type(value) not in (int, float) or not value > 0:
-            raise self.error(name, "a positive number")
+        if type(value) not in (int, float) or not 0 < value < 1e30:
+            raise self.error(name, "a positive, finite number")
         return float(value)
 
     def boolean(self, name: str, default: bool | None = None) -> bool:

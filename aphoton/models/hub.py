@@ -39,7 +39,7 @@ def resolve(model: str | os.PathLike[str], *, progress: Progress | None = None) 
     """
     if model == smollm2.NAME:
         return smollm2.fetch_smollm2(progress)
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # which leaves a user that does not exist as it is
     if path.exists():
         return path
     if isinstance(model, str):

@@ -6,7 +6,7 @@ import shutil
 import tempfile
 import zipfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
@@ -98,9 +98,11 @@ def _locked(path: Path, progress: Progress | None) -> Iterator[None]:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        if progress is not None:
-            progress(f"Waiting for another process that fetches {NAME}", 0, None)
-        lock.acquire()
+        while not lock.is_locked:
+            if progress is not None:  # which may raise: whoever waits may give up
+                progress(f"Waiting for another process that fetches {NAME}", 0, None)
+            with suppress(Timeout):
+                lock.acquire(timeout=0.2)
     try:
         yield
     finally:

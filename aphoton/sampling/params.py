@@ -1,5 +1,7 @@
 """`SamplingParams`: what a request may ask of its tokens, checked when it is made."""
 
+from collections.abc import Sequence
+
 import msgspec
 
 from aphoton.checks import check_float, check_int
@@ -9,6 +11,7 @@ __all__ = ["SamplingParams"]
 
 MAX_LOGPROBS = 64
 MAX_STOPS = 64
+MAX_STOP_LENGTH = 1024
 
 
 class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -37,8 +40,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     top_p: float = 1.0
     min_p: float = 0.0
     seed: int | None = None
-    stop: tuple[str, ...] | list[str] | str = ()
-    stop_token_ids: tuple[int, ...] | list[int] = ()
+    stop: Sequence[str] | str = ()
+    stop_token_ids: Sequence[int] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     logprobs: int | None = None
@@ -62,6 +65,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             raise InvalidRequest("stop", f"must be at most {MAX_STOPS} strings, not {len(stops)}")
         if not all(isinstance(stop, str) and stop for stop in stops):
             raise InvalidRequest("stop", "must be strings that are not empty")
+        if any(len(stop) > MAX_STOP_LENGTH for stop in stops):
+            raise InvalidRequest("stop", f"must be strings of at most {MAX_STOP_LENGTH} characters")
         if not isinstance(self.stop_token_ids, tuple | list):
             raise InvalidRequest("stop_token_ids", f"must be a list of token ids, not {self.stop_token_ids!r}")
         if len(self.stop_token_ids) > MAX_STOPS:

@@ -136,10 +136,11 @@ def _least(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
 
 def _least_of(values: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """`_least`, of [n, m] values that stand best first."""
-    values = torch.where(torch.arange(values.shape[1]) < top_k[:, None], values, 0.0)
+    place = torch.arange(values.shape[1])
+    values = torch.where(place < top_k[:, None], values, 0.0)
     mass = torch.where(top_k <= values.shape[1], values.sum(dim=1), 1.0)
     before = values.cumsum(dim=1) - values
-    kept = (values > 0) & ((top_p >= 1)[:, None] | (before < (top_p * mass)[:, None]))
+    kept = (place == 0) | (values > 0) & ((top_p >= 1)[:, None] | (before < (top_p * mass)[:, None]))
     return torch.where(kept, values, 1.0).amin(dim=1)
 
 

@@ -50,6 +50,20 @@ class Counting:
         return logits
 
 
+class Gate(ByteTokenizer):
+    """Tokenizes a long text when it is told to."""
+
+    def __init__(self) -> None:
+        super().__init__(VOCAB)
+        self.go = threading.Event()
+        self.entered = threading.Event()
+
+    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        self.entered.set()
+        assert self.go.wait(60), "the loop was blocked"
+        return [2, 7]
+
+
 def machine(
     patch: pytest.MonkeyPatch,
     model: Model,

@@ -2,6 +2,7 @@
 
 import asyncio
 import inspect
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -68,7 +69,10 @@ def test_errors() -> None:
     for error in (InvalidRequest, EngineOverloaded, EngineClosed, EngineDead, ModelError):
         assert issubclass(error, AphotonError)
     assert issubclass(PromptTooLong, InvalidRequest)
-    assert PromptTooLong("too long").field == "prompt"
+    assert PromptTooLong("prompt", "too long").field == "prompt"
+    for error in (PromptTooLong("prompt", "too long"), InvalidRequest("top_p", "too large")):
+        copied = pickle.loads(pickle.dumps(error))
+        assert (type(copied), str(copied), copied.field) == (type(error), str(error), error.field)
 
 
 def test_public_data_is_frozen_and_by_keyword() -> None:

@@ -13,14 +13,13 @@ from typing import Any, Literal
 
 import anyio
 import pytest
-from engine.machines import Counting, machine
+from engine.machines import Counting, Gate, machine
 from engine.simulated import Probe
 from engine.waiting import assert_nothing_held, idle, until
 
 from aphoton import Completion, CompletionStream, Engine, Piece, SimModel
 from aphoton.device.sim import SimDevice, scripted_token
 from aphoton.scheduler import Scheduler, Sequence
-from aphoton.text import ByteTokenizer
 
 VOCAB, EOS = 300, 0
 LENGTH = 4
@@ -384,20 +383,6 @@ async def test_in_the_queue(way: type[Consumer], depth: Literal[1, 2], ends: dic
 async def test_at_the_door(way: type[Consumer], depth: Literal[1, 2], ends: dict[Sequence, int]) -> None:
     for calls in range(1, 7):
         assert await give_up_at(calls, way, depth, {"max_rows": 1, "max_waiting": 0}, ends) == "at the door"
-
-
-class Gate(ByteTokenizer):
-    """Tokenizes a long text when it is told to."""
-
-    def __init__(self) -> None:
-        super().__init__(VOCAB)
-        self.go = threading.Event()
-        self.entered = threading.Event()
-
-    def encode(self, text: str, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
-        self.entered.set()
-        assert self.go.wait(60), "the loop was blocked"
-        return [2, 7]
 
 
 @pytest.mark.parametrize("way", [way for way in WAYS if way not in (*AT_THE_NEXT_PIECE, *ONCE_IT_RUNS)])

@@ -5,9 +5,8 @@ import threading
 from typing import Any, Literal
 
 import pytest
-from engine.machines import Counting, machine
+from engine.machines import Counting, Gate, machine
 from engine.simulated import Probe, saying
-from engine.test_cancellation import Gate
 from engine.waiting import idle, turns, until
 
 from aphoton import Completion, CompletionStream, Engine, EngineClosed, EngineDead, ModelError, SimModel

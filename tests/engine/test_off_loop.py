@@ -8,8 +8,7 @@ import threading
 from typing import Any
 
 import pytest
-from engine.machines import Counting, machine
-from engine.test_cancellation import Gate
+from engine.machines import Counting, Gate, machine
 from engine.waiting import until
 
 import aphoton.engine
