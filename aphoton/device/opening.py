@@ -52,10 +52,11 @@ def open_device(
     max_model_len = config.max_model_len or shape.max_model_len
     if max_model_len > shape.max_model_len:
         raise InvalidRequest("max_model_len", f"must be at most the model's {shape.max_model_len}, not {max_model_len}")
+    pages = _pages(config, shape, dtype, max_model_len)
     try:
         kv = KVCache(
             layers=shape.num_layers,
-            pages=_pages(config, shape, dtype, max_model_len),
+            pages=pages,
             page_size=config.page_size,
             kv_heads=shape.num_kv_heads,
             head_dim=shape.head_dim,

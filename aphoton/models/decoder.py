@@ -1,5 +1,7 @@
 """`Decoder`: the forward pass of Llama, Qwen2, Qwen3 and Mistral in torch."""
 
+import math
+import mmap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -57,7 +59,11 @@ class Decoder:
         """Allocates; the weights' values mean nothing until `load` has filled them."""
 
         def empty(*shape: int) -> Tensor:
-            return torch.empty(shape, dtype=dtype, device=device)
+            if torch.device(device).type != "cpu":
+                return torch.empty(shape, dtype=dtype, device=device)
+            # In memory of its own, which goes back to the system with the tensor: from the C library's heap it would
+            # leave holes, and a second engine would not fit where a first one was.
+            return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
 
         hidden, head = config.hidden_size, config.head_dim
         queries, qkv = config.num_heads * head, (config.num_heads + 2 * config.num_kv_heads) * head
