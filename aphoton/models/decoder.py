@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,9 @@ from aphoton.models.rope import Rope
 from aphoton.models.step import StepInput
 
 __all__ = ["ROPE_FACTORS", "Decoder", "DecoderLayer", "check_tensors", "tensor_shapes"]
+
+MAPPED = 1 << 16
+"""Bytes from which a weight is worth pages of its own."""
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Name of the one tensor that Hugging Face's checkpoints do not have: a GGUF file's divisors of `Rope.inv_freq`."""
@@ -45,6 +49,16 @@ class DecoderLayer:
     down: Tensor
 
 
+def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """`torch.empty`. On the CPU what is large comes from the system and goes back to it: what is given back to the C
+    library may stay with the process, and the next model would come on top of it."""
+    size = math.prod(shape) * dtype.itemsize
+    if device.type != "cpu" or size < MAPPED or sys.platform == "win32":
+        return torch.empty(shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+
+
 class Decoder:
     """A model on one device. Call `forward` under ``torch.inference_mode``.
 
@@ -59,11 +73,7 @@ class Decoder:
         """Allocates; the weights' values mean nothing until `load` has filled them."""
 
         def empty(*shape: int) -> Tensor:
-            if torch.device(device).type != "cpu":
-                return torch.empty(shape, dtype=dtype, device=device)
-            # In memory of its own, which goes back to the system with the tensor: from the C library's heap it would
-            # leave holes, and a second engine would not fit where a first one was.
-            return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)
+            return _empty(shape, dtype, torch.device(device))
 
         hidden, head = config.hidden_size, config.head_dim
         queries, qkv = config.num_heads * head, (config.num_heads + 2 * config.num_kv_heads) * head

@@ -138,8 +138,10 @@ def _least_of(values: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     """`_least`, of [n, m] values that stand best first."""
     place = torch.arange(values.shape[1])
     values = torch.where(place < top_k[:, None], values, 0.0)
-    mass = torch.where(top_k <= values.shape[1], values.sum(dim=1), 1.0)
-    before = values.cumsum(dim=1) - values
+    running = values.cumsum(dim=1)
+    # The last running sum, not `sum`: how many columns there are is the neighbours' doing, and must not change a bit.
+    mass = torch.where(top_k <= values.shape[1], running[:, -1], 1.0)
+    before = running - values
     kept = (place == 0) | (values > 0) & ((top_p >= 1)[:, None] | (before < (top_p * mass)[:, None]))
     return torch.where(kept, values, 1.0).amin(dim=1)
 
