@@ -4,7 +4,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -98,7 +98,7 @@ def _option_type(annotation: Any) -> Any:
     if get_origin(annotation) in (Union, types.UnionType):
         kinds = [kind for kind in get_args(annotation) if kind is not type(None)]
     for kind in kinds:
-        if get_origin(kind) in (tuple, list):
+        if get_origin(kind) in (tuple, list, Sequence):
             return list[get_args(kind)[0]]  # type: ignore[misc]
         if get_origin(kind) is Literal:
             values = get_args(kind)
