@@ -33,10 +33,10 @@ class Fields:
         return value
 
     def number(self, name: str, default: float | None = None) -> float:
-        """A positive, finite number."""
+        """A positive number, finite."""
         value = self._get(name, "a positive number", default)
         if type(value) not in (int, float) or not 0 < value < 1e30:
-            raise self.error(name, "a positive, finite number")
+            raise self.error(name, "a positive number")
         return float(value)
 
     def boolean(self, name: str, default: bool | None = None) -> bool:
