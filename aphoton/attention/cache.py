@@ -1,10 +1,9 @@
 """`KVCache`: the pages of keys and values of all layers."""
 
-import math
-
-import numpy as np
 import torch
 from torch import Tensor
+
+from aphoton.memory import system_zeros
 
 __all__ = ["KVCache"]
 
@@ -31,9 +30,7 @@ class KVCache:
         shape = (layers, 2, pages, page_size, kv_heads, head_dim)
         # Zeroed, not empty: masked positions are still multiplied, and 0 * NaN is NaN.
         if torch.device(device).type == "cpu":
-            # By numpy, which asks the system for zeroed memory: pages that are never used cost none.
-            store = np.zeros(math.prod(shape) * dtype.itemsize, np.uint8)
-            self.data: Tensor = torch.from_numpy(store).view(dtype).view(shape)
+            self.data: Tensor = system_zeros(shape, dtype)
         else:
             self.data = torch.zeros(shape, dtype=dtype, device=device)
 

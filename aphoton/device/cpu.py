@@ -18,6 +18,7 @@ from torch import Tensor
 
 from aphoton.attention import KVCache
 from aphoton.device.base import PENDING, Batch, Limits, Results
+from aphoton.memory import trim_memory
 from aphoton.models.step import StepInput
 from aphoton.sampling.sampler import Sampler
 
@@ -95,6 +96,7 @@ class CpuDevice:
             await anyio.to_thread.run_sync(self._run, limiter=anyio.CapacityLimiter(1))
         finally:
             self._model = self._kv = None
+            trim_memory()
 
     def stop(self) -> None:
         self._work.put(None)

@@ -1,10 +1,7 @@
 """`open_device`: a checkpoint, loaded onto the device that the configuration names."""
 
-import ctypes
 import os
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -17,6 +14,7 @@ from aphoton.device.cpu import CpuDevice, Model
 from aphoton.errors import InvalidRequest, ModelError
 from aphoton.kernels import NativeUnavailable, native_available
 from aphoton.kernels.native import NativeDecoder
+from aphoton.memory import machine_memory, trim_memory
 from aphoton.models import Checkpoint, Decoder, ModelConfig, Progress, RandomCheckpoint, find_checkpoint
 from aphoton.text import ByteTokenizer, ChatTemplate, Tokenizer
 
@@ -71,6 +69,10 @@ def open_device(
             raise ModelError(f"{model}: has no tokenizer, expected tokenizer.json or the GGUF file's own")
         tokenizer = ByteTokenizer(shape.vocab_size)
     decoder = Decoder.load(shape, _pausing(checkpoint.weights(), pause), dtype=dtype, source=str(model))
+    template = _template(checkpoint, tokenizer)
+    # The file and what reading it took go before the weights are packed, which takes more again.
+    del checkpoint
+    trim_memory()
     runner: Model = _compiled(decoder, config, max_model_len) if native else decoder
     limits = Limits(
         vocab_size=shape.vocab_size,
@@ -84,9 +86,8 @@ def open_device(
         kernels="torch" if runner is decoder else "native",
     )
     device = CpuDevice(runner, kv, limits, max_rows=config.max_rows)
-    template = _template(checkpoint, tokenizer)
-    del checkpoint, decoder
-    _trim()
+    del decoder
+    trim_memory()
     return Opened(device, tokenizer, template)
 
 
@@ -94,13 +95,6 @@ def _pausing(weights: Iterator[tuple[str, Tensor]], pause: Callable[[], None]) -
     for weight in weights:
         pause()
         yield weight
-
-
-def _trim() -> None:
-    """Give the system what the C library keeps of the memory that loading took. Only glibc's has to be asked."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
-    if trim is not None:
-        trim(0)
 
 
 def _native(config: EngineConfig) -> bool:
@@ -154,20 +148,8 @@ def _pages(config: EngineConfig, shape: ModelConfig, dtype: torch.dtype, max_mod
             raise InvalidRequest("kv_memory", f"must hold at least one page of {page} bytes, not {config.kv_memory}")
     else:
         wanted = max(longest, config.max_rows * -(-min(max_model_len, DEFAULT_TOKENS_PER_ROW) // config.page_size))
-        pages = max(1, min(wanted, _memory() // 4 // page))
+        pages = max(1, min(wanted, machine_memory() // 4 // page))
     return pages + 1
-
-
-def _memory() -> int:
-    """Bytes of memory in this machine, or that this container may use; a guess where neither says."""
-    try:
-        memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (AttributeError, ValueError, OSError):
-        memory = 8 << 30
-    try:
-        return min(memory, int(Path("/sys/fs/cgroup/memory.max").read_text()))
-    except (OSError, ValueError):  # no such file, or "max"
-        return memory
 
 
 def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -1,8 +1,6 @@
 """`Decoder`: the forward pass of Llama, Qwen2, Qwen3 and Mistral in torch."""
 
 import math
-import mmap
-import sys
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,14 +11,15 @@ from torch.nn import functional as F
 from aphoton.attention.cache import KVCache
 from aphoton.attention.torch import TorchAttention
 from aphoton.errors import ModelError
+from aphoton.memory import system_zeros
 from aphoton.models.config import ModelConfig
 from aphoton.models.rope import Rope
 from aphoton.models.step import StepInput
 
 __all__ = ["ROPE_FACTORS", "Decoder", "DecoderLayer", "check_tensors", "tensor_shapes"]
 
-MAPPED = 1 << 16
-"""Bytes from which a weight is worth pages of its own."""
+OWN_PAGES = 1 << 15
+"""Values from which a weight is worth pages of its own."""
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Name of the one tensor that Hugging Face's checkpoints do not have: a GGUF file's divisors of `Rope.inv_freq`."""
@@ -50,13 +49,10 @@ class DecoderLayer:
 
 
 def _empty(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """`torch.empty`. On the CPU what is large comes from the system and goes back to it: what is given back to the C
-    library may stay with the process, and the next model would come on top of it."""
-    size = math.prod(shape) * dtype.itemsize
-    if device.type != "cpu" or size < MAPPED or sys.platform == "win32":
+    """`torch.empty`, of memory that goes back to the system with the tensor if it is large."""
+    if device.type != "cpu" or math.prod(shape) < OWN_PAGES:
         return torch.empty(shape, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)
+    return system_zeros(shape, dtype)
 
 
 class Decoder:

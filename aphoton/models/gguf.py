@@ -1,6 +1,7 @@
 """`GGUFCheckpoint`: a model in one GGUF file, as llama.cpp writes it."""
 
 import math
+import mmap
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from gguf.quants import dequantize
 from torch import Tensor
 
 from aphoton.errors import ModelError
+from aphoton.memory import system_zeros
 from aphoton.models.ahead import ahead
 from aphoton.models.config import Architecture, ModelConfig, RopeScaling
 from aphoton.models.decoder import ROPE_FACTORS, check_tensors
@@ -43,6 +45,9 @@ LAYER_NAMES = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+
+DEQUANTIZED = 1 << 16
+"""Values that are dequantized at a time."""
 
 FLOATS = {
     GGMLQuantizationType.F32: "float32",
@@ -90,10 +95,7 @@ class GGUFCheckpoint:
 
     def _weight(self, name: str) -> tuple[str, Tensor]:
         tensor = self._tensors[name]
-        array = dequantize(tensor.data, tensor.tensor_type)
-        if not array.flags.writeable:  # float32 comes as a view of the file, which torch cannot take
-            array = array.copy()
-        weight = torch.from_numpy(array)
+        weight = _dequantize(tensor).view(self._shapes[name])
         # llama.cpp's converter reorders queries and keys of this architecture for interleaved rotary pairs
         # (components 2i and 2i + 1); ours are i and i + head_dim / 2, as in Hugging Face's layout.
         if self.config.architecture == "llama" and ".self_attn.q_proj." in name:
@@ -214,6 +216,33 @@ def _can_dequantize(kind: GGMLQuantizationType) -> bool:
     except NotImplementedError:
         return False
     return block > 1
+
+
+def _dequantize(tensor: ReaderTensor) -> Tensor:
+    """A tensor's rows, [rows, columns] in float32. Some rows at a time: the package's intermediate arrays take several
+    times as much as the result, which may be gigabytes."""
+    data = tensor.data.reshape(-1, tensor.data.shape[-1])
+    columns = int(tensor.shape[0])
+    weight = system_zeros((len(data), columns), torch.float32)
+    rows = weight.numpy()
+    some = max(1, DEQUANTIZED // columns)
+    for begin in range(0, len(data), some):
+        rows[begin : begin + some] = dequantize(data[begin : begin + some], tensor.tensor_type)
+    _forget(tensor)
+    return weight
+
+
+def _forget(tensor: ReaderTensor) -> None:
+    """Let the file's pages go that have been read: until the file is closed they would count as this process's."""
+    file = tensor.data.base
+    while isinstance(file, np.ndarray):
+        file = file.base
+    if not isinstance(file, mmap.mmap) or not hasattr(file, "madvise"):
+        return
+    begin = int(tensor.data_offset) // mmap.PAGESIZE * mmap.PAGESIZE
+    end = int(tensor.data_offset) + int(tensor.n_bytes)
+    # The page at either end is a neighbour's too. That one may be read at this moment: it comes again, from the file.
+    file.madvise(mmap.MADV_DONTNEED, begin, end - begin)
 
 
 def _uninterleave(weight: Tensor, heads: int) -> Tensor:

@@ -143,4 +143,5 @@ for _ in range(2):
     assert done.returncode == 0, done.stderr
     first, second = (int(line) * 1024 for line in done.stdout.split())
     assert first > 500 * MEBI, "the weights alone take as much"
-    assert second < first + 30 * MEBI
+    # The C library keeps some of what threads have freed: the same allowance as for requests.
+    assert second < first + 20 * MEBI
