@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 from aphoton import __version__
 from aphoton.cli.bench import bench
 from aphoton.cli.chat import chat
+from aphoton.cli.doctor import doctor
 from aphoton.cli.generate import generate
 from aphoton.cli.missing import MissingExtra
 from aphoton.cli.pull import pull
@@ -50,7 +51,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (pull, generate, chat, bench, trace):
+for command in (pull, generate, chat, bench, trace, doctor):
     app.command()(command)
 
 

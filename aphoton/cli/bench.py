@@ -24,6 +24,7 @@ from aphoton.cli.memory import measure_memory
 from aphoton.cli.place import check_place
 from aphoton.cli.report import Report
 from aphoton.cli.terminal import out, say
+from aphoton.cli.wakeup import measure_wakeups
 from aphoton.cli.workload import Round, Workload
 from aphoton.config import DtypeName
 
@@ -73,6 +74,9 @@ def bench(
     memory: Annotated[
         bool, typer.Option("--memory", help="Instead of speed: resident memory over many requests.")
     ] = False,
+    wakeup: Annotated[
+        bool, typer.Option("--wakeup", help="Instead of speed: ways to await a CUDA event, compared.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of the prompts.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
     *,
@@ -111,6 +115,8 @@ def bench(
             dtype=dtype != "auto",
             kernels=settings.get("kernels"),
         )
+    if wakeup:
+        _refuse("does not go with --wakeup, which runs no engine", against=against, heartbeat=heartbeat, memory=memory)
     if memory:
         _refuse(
             "does not go with --memory, which runs one engine at one concurrency",
@@ -120,7 +126,7 @@ def bench(
             depth=len(plan.depths) > 1,
             concurrency=len(plan.concurrency) > 1,
         )
-    report = asyncio.run(_memory(plan) if memory else _speed(plan))
+    report = asyncio.run(_memory(plan) if memory else _wakeup(plan) if wakeup else _speed(plan))
     report.show(out)
     if json is not None:
         json.write_bytes(report.json())
@@ -144,10 +150,20 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     against: str | None
     workload: Workload
 
+    @property
+    def device(self) -> str:
+        """Where steps run: ``cpu``, ``cuda`` or ``sim``."""
+        if self.costs is not None:
+            return "sim"
+        import torch
+
+        device: str = self.settings.get("device", "auto")
+        return device if device != "auto" else "cuda" if torch.cuda.is_available() else "cpu"
+
     def report(self, **parts: Any) -> Report:
         return Report(
             model=self.model,
-            device="cpu" if self.costs is None else "sim",
+            device=self.device,
             settings=self.settings,
             workload=self.workload,
             rounds=self.rounds,
@@ -180,7 +196,7 @@ async def _speed(plan: Plan) -> Report:
     machine = Machine.here()
     idle = await idle_heartbeat() if plan.heartbeat else None
     async with _entries(plan) as entries:
-        rates = None if plan.costs is not None else Rates.measure()
+        rates = None if plan.costs is not None else Rates.measure(plan.device)
         peers = _peers(plan, entries) if plan.against else []
         theirs: dict[str, list[float]] = {peer.dtype: [] for peer in peers}
         tokens: dict[str, list[int]] = {}
@@ -199,7 +215,7 @@ async def _speed(plan: Plan) -> Report:
                 theirs[peer.dtype].append(len(tokens[peer.dtype]) / seconds)
         runs = [entry.figures(streams) for entry in entries for streams in plan.concurrency]
         if rates is not None:
-            rates = rates.best(Rates.measure())
+            rates = rates.best(Rates.measure(plan.device))
             runs = [_bounded(run, plan, rates) for run in runs]
         peer_figures = {
             dtype: PeerFigures(
@@ -229,6 +245,11 @@ async def _memory(plan: Plan) -> Report:
     return plan.report(
         machine=machine, memory=await measure_memory(plan.model, settings, plan.workload, plan.concurrency[0])
     )
+
+
+async def _wakeup(plan: Plan) -> Report:
+    machine = Machine.here()
+    return plan.report(machine=machine, wakeups=await measure_wakeups())
 
 
 @asynccontextmanager

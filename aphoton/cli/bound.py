@@ -19,25 +19,28 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     """What this machine does, measured here and now: the best of several tries.
 
     :ivar read_gb_s: memory read, from sums over an array that no cache holds.
-    :ivar gflop_s: multiply-adds (two operations each) of a float32 matrix product.
+    :ivar gflop_s: multiply-adds (two operations each) of a matrix product, float32 on the CPU, bfloat16 on a GPU.
     """
 
     read_gb_s: float
     gflop_s: float
 
     @classmethod
-    def measure(cls) -> "Rates":
-        """Takes less than a second, on all cores."""
+    def measure(cls, device: str = "cpu") -> "Rates":
+        """Takes less than a second, on all cores or on the GPU, there in bfloat16."""
         import torch
 
-        array = torch.ones(64 << 20)  # 256 MiB
-        vector = torch.ones(8192)
-        side = 1536
-        a, b, c = torch.rand(side, side), torch.rand(side, side), torch.empty(side, side)
+        if device == "cpu":
+            array, side, dtype = torch.ones(64 << 20), 1536, torch.float32  # 256 MiB
+        else:
+            array, side, dtype = torch.ones(1 << 30, device=device), 8192, torch.bfloat16
+        vector = torch.ones(8192, device=device)
+        a, b, c = (torch.ones(side, side, dtype=dtype, device=device).normal_() for _ in range(3))
+        wait = None if device == "cpu" else torch.cuda.synchronize
         with torch.inference_mode():
             # Whichever reads faster: a sum, or the product of a matrix and a vector.
-            reading = min(_best(lambda: array.sum()), _best(lambda: torch.mv(array.view(-1, 8192), vector)))
-            computing = _best(lambda: torch.mm(a, b, out=c))
+            reading = min(_best(lambda: array.sum(), wait), _best(lambda: torch.mv(array.view(-1, 8192), vector), wait))
+            computing = _best(lambda: torch.mm(a, b, out=c), wait)
         return cls(read_gb_s=array.nbytes / reading / GIGA, gflop_s=2 * side**3 / computing / GIGA)
 
     def best(self, other: "Rates") -> "Rates":
@@ -45,11 +48,17 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
         return Rates(read_gb_s=max(self.read_gb_s, other.read_gb_s), gflop_s=max(self.gflop_s, other.gflop_s))
 
 
-def _best(work: Callable[[], object]) -> float:
+def _best(work: Callable[[], object], wait: Callable[[], None] | None) -> float:
+    """Seconds, the least of several tries.
+
+    :param wait: for the device, which works on after the call.
+    """
     times = []
     for _ in range(REPEATS):
         begin = time.perf_counter()
         work()
+        if wait is not None:
+            wait()
         times.append(time.perf_counter() - begin)
     return min(times)
 

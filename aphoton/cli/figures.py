@@ -49,6 +49,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     :ivar wake_ms: from the end of the device's work on a step to the loop's turn that takes it, the median of the
         steps that were waited for.
     :ivar idle_share: of the device's busy spells, waiting for the host.
+    :ivar decode_idle_share: the same between two steps of the whole batch. None when there were none.
     :ivar zombies: rows computed for nothing, all rounds.
     :ivar cpu: cores that this process kept busy.
     :ivar cpu_ms_per_step: its processor time by step, the model's own computation included.
@@ -70,6 +71,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     phases_ms: dict[str, float]
     wake_ms: float | None
     idle_share: float
+    decode_idle_share: float | None
     zombies: int
     cpu: float
     cpu_ms_per_step: float
@@ -113,6 +115,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
             phases_ms={phase: time / steps * 1e3 for phase, time in phases.items()},
             wake_ms=_median_ms(delay for round_ in rounds for delay in _wakes(round_.recording.spans)),
             idle_share=idle / (idle + busy) if idle + busy else 0.0,
+            decode_idle_share=_decode_idle(rounds),
             zombies=sum(round_.after.zombies_total - round_.before.zombies_total for round_ in rounds),
             cpu=sum(round_.cpu for round_ in rounds) / sum(round_.real for round_ in rounds),
             cpu_ms_per_step=sum(round_.cpu for round_ in rounds) / steps * 1e3,
@@ -130,6 +133,16 @@ def _periods(steps: Sequence[Span]) -> Iterable[float]:
     for step, following in pairwise(steps):
         if following.step == step.step + 1:
             yield following.begin - step.begin
+
+
+def _decode_idle(rounds: Iterable[Round]) -> float | None:
+    idle = busy = 0.0
+    for round_ in rounds:
+        for step, following in pairwise(round_.decode_steps()):
+            if following.step == step.step + 1:
+                idle += max(0.0, following.begin - step.end)
+                busy += following.end - following.begin
+    return idle / (idle + busy) if busy else None
 
 
 def _wakes(spans: Sequence[Span]) -> Iterable[float]:

@@ -29,6 +29,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     torch: str
     aphoton: str
+    gpu: str | None = None
 
     @classmethod
     def here(cls) -> "Machine":
@@ -41,15 +42,24 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             python=platform.python_version(),
             torch=version("torch"),
             aphoton=aphoton.__version__,
+            gpu=_gpu(),
         )
 
     def __str__(self) -> str:
         memory = "" if self.memory_gb is None else f", {self.memory_gb:.0f} GB"
         load = "" if self.load is None else f", load {self.load:.1f}"
+        gpu = "" if self.gpu is None else f"{self.gpu}; "
         return (
-            f"{self.cpu}, {self.cores} cores{memory}{load}; {self.system}; "
+            f"{gpu}{self.cpu}, {self.cores} cores{memory}{load}; {self.system}; "
             f"Python {self.python}, torch {self.torch}, aphoton {self.aphoton}"
         )
+
+
+def _gpu() -> str | None:
+    """The name of the GPU that steps would run on."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
 
 
 def _cpu() -> str:

@@ -14,12 +14,14 @@ from aphoton.cli.figures import Figures, Spread
 from aphoton.cli.heartbeat import Heartbeat
 from aphoton.cli.machine import Machine
 from aphoton.cli.memory import Memory
+from aphoton.cli.wakeup import Wakeup
 from aphoton.cli.workload import Workload
+from aphoton.observe.timeline import HOST_PHASES
 
 __all__ = ["Report"]
 
 
-LEFT = ("engine", "compared", "resident memory")
+LEFT = ("engine", "compared", "resident memory", "strategy")
 """Columns of words."""
 WIDTH = 120
 """Columns of a table that goes to no terminal."""
@@ -45,6 +47,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     transformers: list[PeerFigures] = []
     ratios: list[Ratio] = []
     memory: Memory | None = None
+    wakeups: list[Wakeup] = []
     cost_model: CostModel | None = None
 
     def json(self) -> bytes:
@@ -56,7 +59,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             console.width = max(console.width, WIDTH)
         console.print(f"[bold]aphoton bench {self.model}[/] on {self.device}", highlight=False)
         console.print(str(self.machine), highlight=False, style="dim", soft_wrap=True)
-        console.print(self._asked(), highlight=False, style="dim", soft_wrap=True)
+        if not self.wakeups:
+            console.print(self._asked(), highlight=False, style="dim", soft_wrap=True)
         for (dtype, kernels, depth), runs in groupby(self.runs, lambda run: (run.dtype, run.kernels, run.depth)):
             engine = ", ".join(part for part in (dtype, f"{kernels} kernels", f"depth {depth}") if part)
             self._show_runs(console, engine, list(runs))
@@ -68,6 +72,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             _show_peers(console, self.transformers, self.ratios, self.transformers_version or "")
         if self.memory is not None:
             _show_memory(console, self.memory)
+        if self.wakeups:
+            _show_wakeups(console, self.wakeups)
         if self.cost_model is not None:
             _show_cost_model(console, self.cost_model)
 
@@ -99,15 +105,28 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         _print(console, speed)
         phases = _table(
             f"{engine}: ms per step",
-            ("streams", "step", "launch", "wait", "commit", "sample", "device", "idle", "wake-up", "zombies"),
+            (
+                "streams",
+                "step",
+                "launch",
+                "wait",
+                "commit",
+                "sample",
+                "device",
+                "idle",
+                "decode idle",
+                "wake-up",
+                "zombies",
+            ),
         )
         for run in runs:
             phases.add_row(
                 str(run.concurrency),
                 _number(run.step_ms, 3),
-                *(f"{run.phases_ms[phase]:.3f}" for phase in ("launch", "wait", "commit", "sample")),
+                *(f"{run.phases_ms[phase]:.3f}" for phase in HOST_PHASES),
                 _number(run.device_ms, 3),
                 f"{run.idle_share:.2%}",
+                "-" if run.decode_idle_share is None else f"{run.decode_idle_share:.2%}",
                 _number(run.wake_ms, 3),
                 str(run.zombies),
             )
@@ -127,7 +146,7 @@ def _show_heartbeats(console: Console, runs: list[Figures], idle: Heartbeat) -> 
 
 def _show_bounds(console: Console, runs: list[Figures], rates: Rates) -> None:
     table = _table(
-        f"Bound, measured here: {rates.read_gb_s:.1f} GB/s, {rates.gflop_s:.0f} GFLOP/s in float32; ms per step",
+        f"Bound, measured here: {rates.read_gb_s:.1f} GB/s, {rates.gflop_s:.0f} GFLOP/s; ms per step",
         ("engine", "streams", "to read", "to compute", "step", "bound / step"),
     )
     for run in runs:
@@ -187,6 +206,24 @@ def _show_memory(console: Console, memory: Memory) -> None:
     table.add_row("first engine, peak", f"{memory.first_peak:.1f}")
     table.add_row("after it was closed", f"{memory.between:.1f}")
     table.add_row("second engine, peak", f"{memory.second_peak:.1f}", style="bold")
+    _print(console, table)
+
+
+def _show_wakeups(console: Console, wakeups: list[Wakeup]) -> None:
+    table = _table(
+        "From a CUDA event to the coroutine that awaits it (us), and a 1 ms heartbeat beside it (ms)",
+        ("strategy", "device works, ms", "delay p50", "delay p99", "CPU cores", "gap p50", "gap p99"),
+    )
+    for wakeup in wakeups:
+        table.add_row(
+            wakeup.strategy,
+            f"{wakeup.step_ms:g}",
+            f"{wakeup.delay_p50:.0f}",
+            f"{wakeup.delay_p99:.0f}",
+            f"{wakeup.cpu:.2f}",
+            f"{wakeup.gap_p50:.2f}",
+            f"{wakeup.gap_p99:.2f}",
+        )
     _print(console, table)
 
 

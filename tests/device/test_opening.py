@@ -3,10 +3,11 @@
 from typing import Any, Literal
 
 import pytest
+import torch
 
 from aphoton import Engine, InvalidRequest
 from aphoton.config import EngineConfig
-from aphoton.device import opening
+from aphoton.device import opening, opening_cpu
 from aphoton.device.base import Limits
 from aphoton.kernels import NativeUnavailable, native_available
 from aphoton.text import ByteTokenizer
@@ -50,7 +51,7 @@ async def test_every_type_runs(
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "native_available", lambda: "there is no compiler")
+    monkeypatch.setattr(opening_cpu, "native_available", lambda: "there is no compiler")
     found = limits()
     assert (found.kernels, found.dtype) == ("torch", "float32")
     with pytest.raises(InvalidRequest, match="there is no compiler") as caught:
@@ -62,16 +63,17 @@ def test_a_model_that_the_native_kernels_cannot_run(monkeypatch: pytest.MonkeyPa
     def refuse(*_: Any, **__: Any) -> None:
         raise NativeUnavailable("its heads are odd")
 
-    monkeypatch.setattr(opening, "native_available", lambda: None)
-    monkeypatch.setattr(opening, "NativeDecoder", refuse)
+    monkeypatch.setattr(opening_cpu, "native_available", lambda: None)
+    monkeypatch.setattr(opening_cpu, "NativeDecoder", refuse)
     assert limits().kernels == "torch"
     with pytest.raises(InvalidRequest, match="its heads are odd") as caught:
         limits(kernels="native")
     assert caught.value.field == "kernels"
 
 
-def test_cuda_is_not_there_yet() -> None:
-    with pytest.raises(InvalidRequest) as caught:
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_cuda_without_a_gpu() -> None:
+    with pytest.raises(InvalidRequest, match="NVIDIA") as caught:
         limits(device="cuda")
     assert caught.value.field == "device"
 

@@ -1,0 +1,305 @@
+"""`CudaDevice`: steps on one GPU."""
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import anyio
+import anyio.to_thread
+import numpy as np
+import torch
+from anyio.abc import TaskStatus
+from numpy.typing import NDArray
+from torch import Tensor
+
+from aphoton.attention import KVCache
+from aphoton.device.base import Batch, Limits, Results
+from aphoton.device.cuda.clock import DeviceClock, StepEvents
+from aphoton.device.cuda.graphs import DecodeGraphs, buckets
+from aphoton.device.cuda.sampler import CudaSampler
+from aphoton.device.cuda.slot import SlotBuffers
+from aphoton.device.cuda.streams import return_streams, take_streams
+from aphoton.device.cuda.wakeup import EventWait
+from aphoton.kernels.triton.page_update import update_tables
+from aphoton.memory import trim_memory
+from aphoton.models import Decoder
+from aphoton.models.fused import FusedDecoder, MixedInput, RowState
+from aphoton.models.step import StepInput
+
+if TYPE_CHECKING:  # it brings FlashInfer, which the torch kernels do without
+    from aphoton.attention.flashinfer import PrefillPlanner
+
+__all__ = ["CudaDevice"]
+
+RING = 4
+"""Steps whose events are kept apart: two in flight, and the one before them, from which their time is counted."""
+
+
+class CudaDevice:
+    """Everything is enqueued from the loop, and nothing waits but `results`.
+
+    One stream computes: steps run on it in the order of their launches, so what a step's sampling leaves by row
+    (``RowState.last``) is there for the next forward. Copies have a stream for each direction, for a copy to the device
+    must not queue behind the copy of results that are not there yet. Steps that feed one token per row are CUDA graphs;
+    steps with prompts in them are enqueued kernel by kernel. Both are sampled in the same launch: nothing of the host
+    has to be known for it.
+    """
+
+    def __init__(
+        self,
+        decoder: FusedDecoder | Decoder,
+        kv: KVCache,
+        limits: Limits,
+        *,
+        max_rows: int,
+        max_step_tokens: int,
+        planners: "tuple[PrefillPlanner, PrefillPlanner] | None",
+        device: torch.device,
+        progress: Callable[[str, int, int | None], None] = lambda what, done, total: None,
+    ) -> None:
+        """Captures the graphs, which takes seconds, and runs the largest step once, so that no memory is taken later.
+
+        :param decoder: the fused one, or the reference, which has no graphs and waits for the device now and then.
+        :param max_step_tokens: the most prompt tokens that a step feeds.
+        :param planners: of the slots, for the fused decoder.
+        """
+        self.limits = limits
+        self._device = device
+        self._decoder: FusedDecoder | Decoder | None = decoder
+        self._kv: KVCache | None = kv
+        self._page_size = kv.page_size
+        columns = -(-limits.max_model_len // kv.page_size)
+        self._rows = RowState(
+            last=torch.zeros(max_rows + 1, dtype=torch.int32, device=device),
+            tables=torch.zeros(max_rows + 1, columns, dtype=torch.int32, device=device),
+        )
+        self._tables = np.zeros((max_rows + 1, columns), np.int32)  # the same on the host, for plans
+        self._sampler = CudaSampler(max_rows=max_rows, limits=limits, device=device)
+        self._streams = take_streams(device)
+        self._compute, self._send, self._fetch = self._streams
+        tokens = max_step_tokens + max_rows
+        self._slots = tuple(
+            SlotBuffers(
+                planner,
+                tokens=tokens,
+                rows=max_rows,
+                pages=min(limits.pages, max_rows * columns),
+                sampling=self._sampler.words,
+                device=device,
+            )
+            for planner in planners or (None, None)
+        )
+        self._events = [StepEvents() for _ in range(RING)]
+        self._launched = 0
+        self._ended = 0.0
+        self._wait = EventWait()
+        self._stopped = anyio.Event()
+        self._graphs: DecodeGraphs | None = None
+        try:
+            with torch.inference_mode(), torch.cuda.device(device), self._compute:
+                self._warm_up(min(max_step_tokens, limits.max_model_len - 1))
+                if isinstance(decoder, FusedDecoder):
+                    self._graphs = DecodeGraphs(
+                        buckets(max_rows),
+                        self._capture,
+                        self._compute,
+                        lambda done, total: progress("Capturing CUDA graphs", done, total),
+                    )
+        except BaseException:
+            return_streams(device, self._streams)
+            raise
+        self._clock = DeviceClock(self._compute)
+
+    # Device
+
+    def launch(self, slot: int, batch: Batch) -> None:
+        state = self._slots[slot]
+        state.batch = batch
+        state.events = self._events[self._launched % RING]
+        self._launched += 1
+        state.launched_at = time.perf_counter()
+        pages = batch.new_pages
+        self._tables[pages[:, 0], pages[:, 1]] = pages[:, 2]
+        # Streams as contexts, not torch.cuda.stream and torch.cuda.device: those cost more than the launch.
+        with self._compute:
+            decodes = len(batch.tokens) == len(batch.rows) and not batch.admitted and int(batch.tokens.max()) < 0
+            if decodes and self._graphs is not None:
+                self._replay(slot, state, batch)
+            else:
+                with torch.inference_mode():
+                    self._enqueue(state, batch)
+            state.events.ended.record(self._compute)
+        self._fetch.wait_event(state.events.ended)
+        with self._fetch:
+            state.fetch()
+            state.events.copied.record(self._fetch)
+
+    def sample(self, slot: int) -> None:
+        """Nothing: `launch` has enqueued it."""
+
+    async def results(self, slot: int) -> Results:
+        state = self._slots[slot]
+        batch, events = state.batch, state.events
+        assert batch is not None and events is not None
+        # It is next from when the step before it ended, or else from when it was launched.
+        since = max(state.launched_at, self._ended)
+        await self._wait.wait(events.copied, state.kind, since)
+        began, ended = self._clock.interval(events)
+        self._ended = ended
+        self._wait.learn(state.kind, ended - since)
+        return state.results(began, ended)
+
+    def release(self, slot: int) -> None:
+        self._slots[slot].clear()
+
+    async def serve(self, *, task_status: TaskStatus[None]) -> None:
+        task_status.started()
+        try:
+            await self._stopped.wait()
+        finally:
+            with anyio.CancelScope(shield=True):
+                await anyio.to_thread.run_sync(self._free)
+
+    def stop(self) -> None:
+        self._stopped.set()
+
+    def now(self) -> float:
+        return time.perf_counter()
+
+    # Steps
+
+    def _replay(self, slot: int, state: SlotBuffers, batch: Batch) -> None:
+        """A decode step, as a graph. Whatever varies is in the staging, at places that depend on its size alone."""
+        assert self._graphs is not None and state.events is not None
+        count = len(batch.rows)
+        size = self._graphs.size(count)
+        assert len(batch.new_pages) <= size
+        rows, counts = self._stage_decode(state, size, batch.rows, batch.starts, batch.counts, batch.new_pages)[::2]
+        self._to_device(state)
+        state.events.began.record(self._compute)
+        logits = self._graphs.replay(slot, size)
+        state.kind, state.size = size, size
+        if self._sampler.needed(batch):
+            with torch.inference_mode():
+                self._sampler.sample(logits, batch, rows, counts, self._rows.last, state)
+
+    def _stage_decode(
+        self,
+        state: SlotBuffers,
+        size: int,
+        rows: NDArray[np.int32],
+        starts: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        new_pages: NDArray[np.int32],
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Where rows, starts, counts and changed pages will be on the device, filled up with padding to ``size``."""
+        staging = state.staging
+        staging.begin()
+        return (
+            staging.put(rows, size),
+            staging.put(starts, size),
+            staging.put(counts, size),
+            staging.put(new_pages, 3 * size),
+        )
+
+    def _capture(self, slot: int, size: int) -> Tensor:
+        """Enqueue a decode step of ``size`` rows for the graphs, sampled greedily."""
+        state, none = self._slots[slot], np.zeros(0, np.int32)
+        rows, starts, _, new_pages = self._stage_decode(state, size, none, none, none, none)
+        assert isinstance(self._decoder, FusedDecoder)
+        update_tables(self._rows.tables, new_pages.view(size, 3), size)
+        logits = self._decoder.decode(rows, starts, self._rows)
+        state.size = size
+        self._sampler.greedy(logits, rows, self._rows.last, state)
+        return logits
+
+    def _enqueue(self, state: SlotBuffers, batch: Batch) -> None:
+        """A step with prompts in it, kernel by kernel."""
+        assert self._decoder is not None and state.events is not None
+        starts, lengths = batch.starts, batch.lengths
+        ends = lengths.cumsum(dtype=np.int32)
+        token_rows = np.repeat(batch.rows, lengths)
+        positions = np.arange(len(batch.tokens), dtype=np.int32) - np.repeat(ends - lengths - starts, lengths)
+        counts = -(-(starts + lengths) // self._page_size)
+        held = np.arange(counts.max()) < counts[:, None]
+        staging = state.staging
+        staging.begin()
+        step = MixedInput(
+            tokens=staging.put(batch.tokens),
+            positions=staging.put(positions),
+            rows=staging.put(token_rows),
+            ends=staging.put(ends - 1),
+        )
+        rows, row_counts = staging.put(batch.rows), staging.put(batch.counts)
+        new_pages = staging.put(batch.new_pages)
+        pages = staging.put(self._tables[batch.rows, : counts.max()][held])
+        admitted = self._sampler.stage(batch.admitted, staging)
+        self._to_device(state)
+        state.events.began.record(self._compute)
+        if len(new_pages):
+            update_tables(self._rows.tables, new_pages.view(-1, 3), len(batch.new_pages))
+        if admitted is not None:
+            self._sampler.admit(*admitted)
+        if isinstance(self._decoder, FusedDecoder):
+            assert state.planner is not None
+            state.planner.plan(starts, lengths, pages)
+            logits = self._decoder.mixed(step, self._rows, state.planner)
+        else:
+            logits = self._reference(step, batch, rows, int(counts.max()))
+        # Steps with prompts take as long as they have tokens, about.
+        state.kind, state.size = -len(batch.tokens).bit_length(), len(batch.rows)
+        if self._sampler.needed(batch):
+            self._sampler.sample(logits, batch, rows, row_counts, self._rows.last, state)
+        else:
+            self._sampler.greedy(logits, rows, self._rows.last, state)
+
+    def _reference(self, step: MixedInput, batch: Batch, rows: Tensor, columns: int) -> Tensor:
+        """The same by the reference decoder."""
+        assert isinstance(self._decoder, Decoder) and self._kv is not None
+        tokens = torch.where(step.tokens < 0, self._rows.last[step.rows], step.tokens)
+        return self._decoder.forward(
+            StepInput(
+                tokens=tokens.long(),
+                starts=step.ends,  # the reference plans on the host
+                lengths=step.ends,
+                tables=self._rows.tables[rows, :columns],
+                host_starts=batch.starts,
+                host_lengths=batch.lengths,
+            ),
+            self._kv,
+        )
+
+    def _to_device(self, state: SlotBuffers) -> None:
+        assert state.events is not None
+        with self._send:
+            state.staging.send()
+            state.events.sent.record(self._send)
+        self._compute.wait_event(state.events.sent)
+
+    def _warm_up(self, tokens: int) -> None:
+        """The longest step there can be, on the padding row, by either slot."""
+        none = np.zeros(0, np.int32)
+        for state in self._slots:
+            state.events = self._events[0]
+            batch = Batch(
+                rows=np.zeros(1, np.int32),
+                starts=np.zeros(1, np.int32),
+                lengths=np.full(1, tokens, np.int32),
+                counts=np.zeros(1, np.int32),
+                tokens=np.zeros(tokens, np.int32),
+                new_pages=none.reshape(0, 3),
+            )
+            self._enqueue(state, batch)
+            self._compute.synchronize()
+            state.clear()
+
+    def _free(self) -> None:
+        """Let the model and the cache go, once the device is done with them."""
+        with contextlib.suppress(RuntimeError):  # it is what ended the engine, and has been told
+            torch.cuda.synchronize(self._device)
+        self._graphs = self._decoder = self._kv = None
+        self._slots = ()
+        return_streams(self._device, self._streams)
+        torch.cuda.empty_cache()
+        trim_memory()

@@ -1,0 +1,114 @@
+"""`open_cuda`: a model on a GPU."""
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+import torch
+
+from aphoton.config import EngineConfig
+from aphoton.device.base import Device
+from aphoton.device.source import Source
+from aphoton.errors import InvalidRequest
+from aphoton.memory import trim_memory
+from aphoton.models import Decoder, Progress
+
+if TYPE_CHECKING:  # it brings FlashInfer
+    from aphoton.attention.flashinfer import PrefillPlanner
+
+__all__ = ["check_cuda", "open_cuda"]
+
+SHARE = 0.9
+"""Of the memory that is free once the weights are there: what the KV cache may take of it. The rest is the graphs'."""
+
+
+def check_cuda(config: EngineConfig) -> None:
+    """:raises InvalidRequest: when this machine cannot run what is configured, saying what is missing."""
+    if not torch.cuda.is_available():
+        raise InvalidRequest(
+            "device",
+            f"cuda needs an NVIDIA GPU with its driver, and a CUDA build of torch (this is {torch.__version__})",
+        )
+    if config.kernels == "native":
+        raise InvalidRequest("kernels", "native kernels run on the CPU: on cuda leave it at 'auto', or choose 'torch'")
+    if config.kernels == "auto":
+        if config.dtype == "float32":
+            raise InvalidRequest("dtype", "the kernels for cuda have no float32: choose bfloat16, or kernels='torch'")
+        missing = [name for name in ("flashinfer", "triton") if importlib.util.find_spec(name) is None]
+        if missing:
+            raise InvalidRequest(
+                "device",
+                f"cuda needs {' and '.join(missing)}: pip install 'aphoton[cuda]', or choose kernels='torch', "
+                "which is slower",
+            )
+
+
+def open_cuda(source: Source, config: EngineConfig, progress: Progress | None) -> Device:
+    """Load ``source`` onto the current GPU, and capture its graphs.
+
+    :raises ModelError: when its weights cannot be read.
+    :raises InvalidRequest: when a setting does not go with the model, or something does not fit in the GPU's memory.
+    """
+    device = torch.device("cuda", torch.cuda.current_device())
+    try:
+        return _open(source, config, progress, device)
+    except torch.OutOfMemoryError as error:
+        free, total = torch.cuda.mem_get_info(device)
+        torch.cuda.empty_cache()
+        raise InvalidRequest(
+            "kv_memory",
+            f"{source.name} does not fit on {torch.cuda.get_device_name(device)}: {str(error).split('.')[0]}, "
+            f"{free >> 20} of {total >> 20} MiB are free. Lower kv_memory or kv_pages, max_rows or max_step_tokens",
+        ) from error
+
+
+def _open(source: Source, config: EngineConfig, progress: Progress | None, device: torch.device) -> Device:
+    # These need triton, which a machine without a GPU need not have.
+    from aphoton.device.cuda.device import CudaDevice
+    from aphoton.models.fused import FusedDecoder
+
+    shape = source.config
+    fused = config.kernels != "torch"
+    dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
+    decoder = Decoder.load(shape, source.weights, dtype=dtype, device=device, source=source.name)
+    trim_memory()
+    step_tokens = max(config.max_step_tokens, source.max_model_len)
+    reserve = _working_memory(shape.intermediate_size + shape.hidden_size, step_tokens, dtype) + (1 << 30)
+    free = torch.cuda.mem_get_info(device)[0]
+    pages = source.pages(config, dtype, max(0, int((free - reserve) * SHARE)))
+    kv = source.kv_cache(config, dtype, pages, device)
+    return CudaDevice(
+        FusedDecoder(decoder, kv, positions=source.max_model_len, max_rows=config.max_rows) if fused else decoder,
+        kv,
+        source.limits(pages, dtype, "fused" if fused else "torch"),
+        max_rows=config.max_rows,
+        max_step_tokens=step_tokens,
+        planners=_planners(source, config, dtype, device) if fused else None,
+        device=device,
+        progress=progress or (lambda what, done, total: None),
+    )
+
+
+def _planners(
+    source: Source, config: EngineConfig, dtype: torch.dtype, device: torch.device
+) -> "tuple[PrefillPlanner, PrefillPlanner]":
+    from aphoton.attention.flashinfer import PrefillPlanner
+
+    shape = source.config
+
+    def planner() -> PrefillPlanner:
+        return PrefillPlanner(
+            heads=shape.num_heads,
+            kv_heads=shape.num_kv_heads,
+            head_dim=shape.head_dim,
+            page_size=config.page_size,
+            dtype=dtype,
+            device=device,
+            windows=[shape.window(layer) for layer in range(shape.num_layers)],
+        )
+
+    return planner(), planner()
+
+
+def _working_memory(width: int, tokens: int, dtype: torch.dtype) -> int:
+    """Bytes of activations of a step, about: what a layer's widest matrices leave, several times over."""
+    return 4 * width * tokens * dtype.itemsize

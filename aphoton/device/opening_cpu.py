@@ -1,0 +1,70 @@
+"""`open_cpu`: a model on the CPU."""
+
+import torch
+
+from aphoton.config import EngineConfig
+from aphoton.device.cpu import CpuDevice, Model
+from aphoton.device.source import Source
+from aphoton.errors import InvalidRequest
+from aphoton.kernels import NativeUnavailable, native_available
+from aphoton.kernels.native import NativeDecoder
+from aphoton.memory import machine_memory, trim_memory
+from aphoton.models import Decoder
+
+__all__ = ["open_cpu"]
+
+
+def open_cpu(source: Source, config: EngineConfig) -> CpuDevice:
+    """Load ``source`` for the native kernels, or for torch.
+
+    :raises ModelError: when its weights cannot be read.
+    :raises InvalidRequest: when a setting does not go with the model or with this machine.
+    """
+    native = _native(config)
+    dtype = _dtype(config, native)
+    # Zeroed pages of the system's own: what no sequence has used yet takes no memory.
+    pages = source.pages(config, dtype, machine_memory() // 4)
+    try:
+        kv = source.kv_cache(config, dtype, pages)
+    except (MemoryError, ValueError, RuntimeError) as error:
+        field = "kv_memory" if config.kv_memory is not None else "kv_pages"
+        raise InvalidRequest(field, "so much KV cache does not fit in this machine's memory") from error
+    decoder = Decoder.load(source.config, source.weights, dtype=dtype, source=source.name)
+    # What reading took goes before the weights are packed, which takes more again.
+    trim_memory()
+    runner: Model = _compiled(decoder, config, source.max_model_len) if native else decoder
+    limits = source.limits(pages, dtype, "torch" if runner is decoder else "native")
+    return CpuDevice(runner, kv, limits, max_rows=config.max_rows)
+
+
+def _native(config: EngineConfig) -> bool:
+    """Whether to run the compiled kernels.
+
+    :raises InvalidRequest: when they are asked for by name and cannot be had.
+    """
+    if config.kernels == "torch" or (config.kernels == "auto" and config.dtype == "float16"):
+        return False
+    reason = "they have no float16" if config.dtype == "float16" else native_available()
+    if reason is not None and config.kernels == "native":
+        raise InvalidRequest("kernels", f"the native kernels cannot run here: {reason}")
+    return reason is None
+
+
+def _compiled(decoder: Decoder, config: EngineConfig, max_model_len: int) -> Model:
+    """The native decoder, which takes the weights of ``decoder`` over; ``decoder`` itself where it cannot serve it."""
+    try:
+        return NativeDecoder(decoder, positions=max_model_len)
+    except NativeUnavailable as error:
+        if config.kernels == "native":
+            raise InvalidRequest("kernels", f"the native kernels cannot run this model: {error}") from error
+        return decoder
+
+
+def _dtype(config: EngineConfig, native: bool) -> torch.dtype:
+    """``auto`` is what is fastest: half the bytes to read, where the kernels read bfloat16; torch's own CPU code is
+    fastest in float32."""
+    if config.dtype == "auto":
+        return torch.bfloat16 if native else torch.float32
+    dtype = getattr(torch, config.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -1,0 +1,166 @@
+"""The engine on a GPU: the same tokens with and without graphs and pipeline, cancellations, faults, and no waiting."""
+
+import asyncio
+import importlib.util
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from engine.waiting import idle
+
+from aphoton import Completion, Engine, EngineDead, InvalidRequest
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU"),
+    pytest.mark.skipif(importlib.util.find_spec("flashinfer") is None, reason="FlashInfer is not installed"),
+]
+
+MODEL = "random:135m"
+SETTINGS: dict[str, Any] = {"device": "cuda", "max_rows": 32, "kv_pages": 2000, "max_model_len": 1024}
+
+
+def prompts(count: int, seed: int = 0) -> list[list[int]]:
+    source = random.Random(seed)
+    return [[source.randrange(40000) for _ in range(source.choice([1, 2, 15, 16, 17, 100, 300]))] for _ in range(count)]
+
+
+async def run(
+    count: int, *, tokens: int = 40, sampling: dict[str, Any] | None = None, **settings: Any
+) -> list[Completion]:
+    async with Engine(MODEL, **{**SETTINGS, **settings}) as engine:
+        return await asyncio.gather(
+            *(
+                engine.generate(prompt, max_tokens=tokens + index % 7, ignore_eos=True, **(sampling or {}))
+                for index, prompt in enumerate(prompts(count))
+            )
+        )
+
+
+def ids(completions: list[Completion]) -> list[tuple[int, ...]]:
+    return [completion.token_ids for completion in completions]
+
+
+@pytest.fixture
+def one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every decode step in a batch of the same size: cuBLAS chooses its kernels, and so its rounding, by size."""
+    from aphoton.device.cuda import device
+
+    monkeypatch.setattr(device, "buckets", lambda max_rows: [max_rows])
+
+
+@pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 7}])
+@pytest.mark.usefixtures("one_size")
+async def test_depth_changes_no_token(sampling: dict[str, Any]) -> None:
+    assert ids(await run(32, sampling=sampling, pipeline_depth=1)) == ids(await run(32, sampling=sampling))
+
+
+@pytest.mark.usefixtures("one_size")
+async def test_graphs_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aphoton.device.cuda.graphs import DecodeGraphs
+
+    with_graphs = ids(await run(32))
+    captured: dict[int, Any] = {}
+
+    def init(self: DecodeGraphs, sizes: list[int], capture: Any, stream: Any, progress: Any) -> None:
+        self.sizes = sizes
+        captured[id(self)] = capture
+
+    monkeypatch.setattr(DecodeGraphs, "__init__", init)
+    monkeypatch.setattr(DecodeGraphs, "replay", lambda self, slot, size: captured[id(self)](slot, size))
+    assert ids(await run(32)) == with_graphs
+
+
+@pytest.mark.usefixtures("one_size")
+async def test_cancellations_change_no_survivor() -> None:
+    expected = ids(await run(32))
+    source = random.Random(1)
+    async with Engine(MODEL, **SETTINGS) as engine:
+        streams = [
+            engine.stream(prompt, max_tokens=40 + index % 7, ignore_eos=True)
+            for index, prompt in enumerate(prompts(32))
+        ]
+        victims = {index: source.randrange(1, 30) for index in source.sample(range(32), 16)}
+
+        async def consume(index: int) -> tuple[int, ...]:
+            seen = 0
+            async for piece in streams[index]:
+                seen += len(piece.token_ids)
+                if index in victims and seen >= victims[index]:
+                    await streams[index].aclose()
+                    return ()
+            return (await streams[index].completion()).token_ids
+
+        results = await asyncio.gather(*map(consume, range(32)))
+        assert [r for i, r in enumerate(results) if i not in victims] == [
+            r for i, r in enumerate(expected) if i not in victims
+        ]
+        await idle(engine)
+
+
+async def test_close_to_the_reference() -> None:
+    """Log-probabilities of the same tokens by the plain torch path."""
+    for fused, plain in zip(
+        await run(8, sampling={"logprobs": 2}), await run(8, sampling={"logprobs": 2}, kernels="torch"), strict=True
+    ):
+        assert fused.logprobs is not None and plain.logprobs is not None
+        for ours, theirs in zip(fused.logprobs, plain.logprobs, strict=True):
+            assert abs(ours.top[0][1] - theirs.top[0][1]) < 0.2
+            if ours.token_id != theirs.token_id:
+                break
+
+
+async def test_nothing_waits_for_the_device() -> None:
+    """Launching, awaiting and committing under torch's own watch."""
+    async with Engine(MODEL, **SETTINGS) as engine:
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            await asyncio.gather(
+                engine.generate([1, 2, 3] * 40, max_tokens=30),
+                engine.generate([5], max_tokens=9, temperature=1.0, top_p=0.5, seed=3),
+                engine.generate([9, 8], max_tokens=5, logprobs=5, min_tokens=3),
+            )
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+async def test_a_fault_kills_the_engine_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aphoton.device.cuda.graphs import DecodeGraphs
+
+    calls: Iterator[int] = iter(range(1000))
+    replay = DecodeGraphs.replay
+
+    def fail(self: DecodeGraphs, slot: int, size: int) -> torch.Tensor:
+        if next(calls) == 5:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        return replay(self, slot, size)
+
+    monkeypatch.setattr(DecodeGraphs, "replay", fail)
+    async with Engine(MODEL, **SETTINGS) as engine:
+        waiting = [asyncio.create_task(engine.generate(p, max_tokens=50)) for p in prompts(40)]
+        done = await asyncio.gather(*waiting, return_exceptions=True)
+        assert all(isinstance(error, EngineDead) for error in done)
+        with pytest.raises(EngineDead, match="illegal memory access"):
+            await engine.generate([1])
+    monkeypatch.undo()
+    assert len(await run(2)) == 2  # another one runs
+
+
+async def test_what_does_not_fit_is_said() -> None:
+    with pytest.raises(InvalidRequest, match=r"MiB are free.*kv_memory"):
+        await Engine(MODEL, device="cuda", kv_pages=40_000_000).start()
+    assert len(await run(2)) == 2
+
+
+async def test_memory_does_not_grow() -> None:
+    async with Engine(MODEL, **SETTINGS) as engine:
+        for _ in range(2):
+            await asyncio.gather(*(engine.generate(p, max_tokens=20) for p in prompts(64)))
+            before = torch.cuda.memory_reserved()
+        for seed in range(6):
+            await asyncio.gather(*(engine.generate(p, max_tokens=20) for p in prompts(64, seed)))
+        assert torch.cuda.memory_reserved() == before
+    assert torch.cuda.memory_allocated() < 64 << 20
