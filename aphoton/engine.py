@@ -5,7 +5,6 @@ import contextlib
 import os
 import random
 import traceback
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
 from collections.abc import Sequence as Many
 from types import TracebackType
@@ -22,7 +21,8 @@ from aphoton.completion import Completion
 from aphoton.config import EngineConfig
 from aphoton.device.base import Limits
 from aphoton.device.sim import SimModel
-from aphoton.errors import AphotonError, EngineClosed, EngineDead, EngineOverloaded, InvalidRequest, PromptTooLong
+from aphoton.door import Door
+from aphoton.errors import AphotonError, EngineClosed, EngineDead, InvalidRequest, PromptTooLong
 from aphoton.loader import Loaded, Progress, load
 from aphoton.observe import Stats, Timeline
 from aphoton.request import Request
@@ -80,7 +80,7 @@ class Engine:
         self._loaded: Loaded | None = None
         self._scheduler: Scheduler | None = None
         self._pipeline: Pipeline | None = None
-        self._door: deque[tuple[asyncio.Future[None], Sequence]] = deque()
+        self._door: Door | None = None
         self._seeds = random.Random(self.config.seed)
         self.timeline = Timeline()
 
@@ -120,9 +120,14 @@ class Engine:
             now=loaded.device.now,
             check=os.environ.get("APHOTON_DEBUG", "0") not in ("", "0"),
         )
-        self._scheduler.on_room = self._open_door
         self._pipeline = Pipeline(
             self._scheduler, loaded.device, depth=self.config.pipeline_depth, timeline=self.timeline
+        )
+        self._door = Door(
+            self._scheduler,
+            max_waiting=self.config.max_waiting,
+            overload=self.config.overload,
+            wake=self._wake,
         )
         ready: asyncio.Future[None] = self._loop.create_future()
         self._task = self._loop.create_task(self._serve(ready), name="aphoton engine")
@@ -155,7 +160,6 @@ class Engine:
             self._state = "closing"
             if drain:
                 await self._drained(None if drain is True else float(drain))
-            self._close_door(lambda: EngineClosed("the engine was closed"))
             self._end_all(lambda: EngineClosed("the engine was closed"))
         if self._pipeline is not None:
             self._pipeline.close()
@@ -222,11 +226,11 @@ class Engine:
     def stats(self) -> Stats:
         """A snapshot of the engine."""
         self._alive()
-        scheduler, pipeline, totals = self._scheduler, self._pipeline, self.timeline.totals
-        assert scheduler is not None and pipeline is not None
+        scheduler, pipeline, door, totals = self._scheduler, self._pipeline, self._door, self.timeline.totals
+        assert scheduler is not None and pipeline is not None and door is not None
         return Stats(
             running=scheduler.running,
-            waiting=len(scheduler.waiting) + len(self._door),
+            waiting=len(scheduler.waiting) + len(door),
             pages_free=scheduler.pool.free,
             pages_cached=0,
             pages_used=scheduler.pool.used,
@@ -269,7 +273,8 @@ class Engine:
         self._running()  # it may have been closed meanwhile
         sequence = self._sequence(prompt, params, loaded, begin)
         request = Request(sequence, params, loaded.tokenizer, continues=continues)
-        await self._enter(sequence)
+        assert self._door is not None
+        await self._door.enter(sequence)
         return request
 
     async def _encode(self, prompt: Prompt) -> NDArray[np.int32]:
@@ -338,49 +343,8 @@ class Engine:
             submitted_at=submitted_at,
         )
 
-    def _full(self) -> bool:
-        """Whether ``max_waiting`` requests wait already, beyond those that the next launch can admit."""
-        assert self._scheduler is not None
-        waiting = len(self._scheduler.waiting)
-        return waiting >= self.config.max_waiting and waiting >= self.config.max_waiting + self._scheduler.admissible
-
-    async def _enter(self, sequence: Sequence) -> None:
-        """Hand the sequence to the scheduler, when there is a place; first come, first served."""
-        if not self._door and not self._full():
-            self._add(sequence)
-            return
-        if self.config.overload == "raise":
-            raise EngineOverloaded(f"{self.config.max_waiting} requests wait already (max_waiting)")
-        assert self._loop is not None
-        place: asyncio.Future[None] = self._loop.create_future()
-        entry = (place, sequence)
-        self._door.append(entry)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if entry in self._door:
-                self._door.remove(entry)
-            elif not place.cancelled() and place.exception() is None:  # it has been let in meanwhile
-                self._abort_here(sequence)
-            raise
-
-    def _open_door(self) -> None:
-        """Let in those who wait at the door, as far as there is room."""
-        while self._door and not self._full():
-            place, sequence = self._door.popleft()
-            if not place.done():
-                place.set_result(None)
-                self._add(sequence)
-
-    def _close_door(self, error: Callable[[], Exception]) -> None:
-        while self._door:
-            place, _ = self._door.popleft()
-            if not place.done():
-                place.set_exception(error())
-
-    def _add(self, sequence: Sequence) -> None:
-        assert self._scheduler is not None and self._pipeline is not None
-        self._scheduler.add(sequence)
+    def _wake(self) -> None:
+        assert self._pipeline is not None
         self._pipeline.wake()
 
     def _abort(self, request: Request, *, collected: bool = False) -> None:
@@ -426,13 +390,12 @@ class Engine:
         finally:
             if self._state != "dead":
                 self._state = "closed"
-            self._close_door(self._gone)
             self._end_all(self._gone)
             if not ready.done():
                 ready.set_exception(self._gone())
             # What is left of the engine holds no model: a second one fits in what this one used.
             self._loaded = None
-            self._pipeline = None
+            self._pipeline = self._door = None
 
     def _die(self, fault: BaseException) -> None:
         if self._state == "dead":
@@ -440,7 +403,6 @@ class Engine:
         self._state = "dead"
         self._fault = fault
         traceback.clear_frames(fault.__traceback__)  # they have the model in their variables
-        self._close_door(self._gone)
         self._end_all(self._gone)
 
     def _gone(self) -> EngineDead | EngineClosed:
@@ -452,6 +414,9 @@ class Engine:
         return error
 
     def _end_all(self, error: Callable[[], Exception]) -> None:
+        """End who is at the door, waits or runs, each with an ``error`` of its own."""
+        if self._door is not None:
+            self._door.close(error)
         if self._scheduler is not None:
             self._scheduler.fail_all(error)
 
