@@ -1,11 +1,11 @@
-"""`Engine`: what an app calls. Admission, life and death."""
+"""`Engine`: what an app calls, its start and its end."""
 
 import asyncio
 import contextlib
 import os
 import random
 import traceback
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -13,8 +13,6 @@ from typing import Any, Literal, Self, TypeVar
 import anyio
 import anyio.to_thread
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from aphoton.checks import build, check_float
 from aphoton.completion import Completion
@@ -22,21 +20,19 @@ from aphoton.config import EngineConfig
 from aphoton.device.base import Limits
 from aphoton.device.sim import SimModel
 from aphoton.door import Door
-from aphoton.errors import AphotonError, EngineClosed, EngineDead, InvalidRequest, PromptTooLong
+from aphoton.errors import AphotonError, EngineClosed, EngineDead, InvalidRequest
 from aphoton.loader import Loaded, Progress, load
 from aphoton.observe import Stats, Timeline
 from aphoton.request import Request
-from aphoton.sampling import RowSampling, SamplingParams
+from aphoton.sampling import SamplingParams
 from aphoton.scheduler import Pipeline, Scheduler, Sequence
 from aphoton.stream import CompletionStream
+from aphoton.submission import Ids, Prompt, check_ids, encode_chat, encode_prompt, encode_text, make_sequence, off_loop
 
 __all__ = ["Engine", "Prompt"]
 
-Prompt = str | Many[int]
-T = TypeVar("T")
-
-INLINE_TEXT = 512
-"""Characters of text that are tokenized on the loop: shorter than the hop to a thread and back costs."""
+Encode = Callable[[Loaded], Awaitable[Ids]]
+"""A request's prompt as token ids, in the terms of what is loaded."""
 
 
 class Engine:
@@ -192,7 +188,12 @@ class Engine:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any) -> CompletionStream:
         """The same as `generate`, piece by piece. Parameters are checked here, the prompt when it is submitted."""
-        return self._stream(lambda: self._encode(prompt), params, sampling, continues=True)
+        return self._stream(
+            lambda loaded: encode_prompt(prompt, loaded.tokenizer, loaded.device.limits.vocab_size),
+            params,
+            sampling,
+            continues=True,
+        )
 
     async def chat(
         self, messages: Many[Mapping[str, Any]], params: SamplingParams | None = None, **sampling: Any
@@ -208,20 +209,25 @@ class Engine:
         self, messages: Many[Mapping[str, Any]], params: SamplingParams | None = None, **sampling: Any
     ) -> CompletionStream:
         """The same as `chat`, piece by piece."""
-        return self._stream(lambda: self._encode_chat(messages), params, sampling, continues=False)
+        return self._stream(
+            lambda loaded: encode_chat(messages, loaded.tokenizer, loaded.chat_template),
+            params,
+            sampling,
+            continues=False,
+        )
 
     async def tokenize(self, text: str) -> list[int]:
         """The token ids of ``text`` as a prompt, special tokens included."""
         tokenizer = self._running().tokenizer
         if not isinstance(text, str):
             raise InvalidRequest("text", f"must be a string, not {type(text).__name__}")
-        return await _off_loop(len(text), lambda: tokenizer.encode(text))
+        return await encode_text(text, tokenizer)
 
     async def detokenize(self, ids: Many[int]) -> str:
         """The text of ``ids``, special tokens left out."""
         loaded = self._running()
-        checked = _token_ids("ids", ids, loaded.device.limits.vocab_size)
-        return await _off_loop(len(checked), lambda: loaded.tokenizer.decode(checked.tolist()))
+        tokenizer, checked = loaded.tokenizer, check_ids("ids", ids, loaded.device.limits.vocab_size)
+        return await off_loop(len(checked), lambda: tokenizer.decode(checked.tolist()))
 
     def stats(self) -> Stats:
         """A snapshot of the engine."""
@@ -255,7 +261,7 @@ class Engine:
 
     def _stream(
         self,
-        encode: Callable[[], Awaitable[NDArray[np.int32]]],
+        encode: Encode,
         params: SamplingParams | None,
         sampling: dict[str, Any],
         *,
@@ -264,84 +270,23 @@ class Engine:
         checked = _merge(SamplingParams, params, sampling)
         return CompletionStream(lambda: self._submit(encode, checked, continues), self._abort)
 
-    async def _submit(
-        self, encode: Callable[[], Awaitable[NDArray[np.int32]]], params: SamplingParams, continues: bool
-    ) -> Request:
+    async def _submit(self, encode: Encode, params: SamplingParams, continues: bool) -> Request:
         loaded = self._running()
         begin = loaded.device.now()
-        prompt = await encode()
+        prompt = await encode(loaded)
         self._running()  # it may have been closed meanwhile
-        sequence = self._sequence(prompt, params, loaded, begin)
+        assert self._scheduler is not None and self._door is not None
+        sequence = make_sequence(
+            prompt,
+            params,
+            loaded.device.limits,
+            self._scheduler,
+            draw_seed=lambda: self._seeds.getrandbits(64),
+            submitted_at=begin,
+        )
         request = Request(sequence, params, loaded.tokenizer, continues=continues)
-        assert self._door is not None
         await self._door.enter(sequence)
         return request
-
-    async def _encode(self, prompt: Prompt) -> NDArray[np.int32]:
-        loaded = self._running()
-        if isinstance(prompt, str):
-            text = prompt
-            return np.array(await _off_loop(len(text), lambda: loaded.tokenizer.encode(text)), np.int32)
-        return _token_ids("prompt", prompt, loaded.device.limits.vocab_size)
-
-    async def _encode_chat(self, messages: Many[Mapping[str, Any]]) -> NDArray[np.int32]:
-        loaded = self._running()
-        template, tokenizer = loaded.chat_template, loaded.tokenizer
-        if template is None:
-            raise InvalidRequest("messages", "this model has no chat template: use generate() or stream()")
-
-        def encode() -> list[int]:
-            return tokenizer.encode(template.render(messages), add_special_tokens=False)
-
-        return np.array(await anyio.to_thread.run_sync(encode, abandon_on_cancel=True), np.int32)
-
-    def _sequence(
-        self, prompt: NDArray[np.int32], params: SamplingParams, loaded: Loaded, submitted_at: float
-    ) -> Sequence:
-        """A sequence that fits, or an error that says why it never can."""
-        limits, scheduler = loaded.device.limits, self._scheduler
-        assert scheduler is not None
-        if not len(prompt):
-            raise InvalidRequest("prompt", "must hold at least one token")
-        if prompt.max() >= limits.vocab_size:  # an added token of a tokenizer that knows more than the model
-            raise InvalidRequest("prompt", f"token {prompt.max()} is not one of the model's {limits.vocab_size}")
-        if len(prompt) >= limits.max_model_len:
-            raise PromptTooLong(
-                "prompt", f"{len(prompt)} tokens leave no room for an answer: max_model_len is {limits.max_model_len}"
-            )
-        for token in params.stop_token_ids:
-            if token >= limits.vocab_size:
-                raise InvalidRequest("stop_token_ids", f"{token} is not below the vocabulary size {limits.vocab_size}")
-        room = limits.max_model_len - len(prompt)
-        limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        min_tokens = min(params.min_tokens, limit)
-        pages = scheduler.pages_for(len(prompt), limit)
-        if pages > scheduler.pool.usable:
-            raise PromptTooLong(
-                "prompt",
-                f"{len(prompt)} tokens and {limit} more need {pages} KV pages, and the engine has "
-                f"{scheduler.pool.usable}: ask for fewer max_tokens, or raise kv_pages",
-            )
-        stops = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(limits.eos_token_ids)
-        )
-        return Sequence(
-            prompt,
-            limit=limit,
-            sampling=RowSampling(
-                seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-                temperature=float(params.temperature),
-                top_k=min(params.top_k, limits.vocab_size),
-                top_p=float(params.top_p),
-                min_p=float(params.min_p),
-                min_tokens=min_tokens,
-                banned=tuple(sorted(stops)),
-                logprobs=params.logprobs,
-            ),
-            stop_ids=stops,
-            min_tokens=min_tokens,
-            submitted_at=submitted_at,
-        )
 
     def _wake(self) -> None:
         assert self._pipeline is not None
@@ -465,30 +410,3 @@ def _merge(kind: type[S], given: S | None, fields: dict[str, Any]) -> S:
     if not isinstance(given, kind):
         raise InvalidRequest("params" if kind is SamplingParams else "config", f"must be a {kind.__name__}")
     return build(kind, {**msgspec.structs.asdict(given), **fields}) if fields else given
-
-
-def _token_ids(field: str, ids: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
-    """Token ids from a caller, checked.
-
-    :raises InvalidRequest: unless they are integers in ``0..vocab_size - 1``.
-    """
-    refusal = InvalidRequest(field, "must be text or a list of token ids")
-    if isinstance(ids, bytes | bytearray | Mapping | Set):
-        raise refusal
-    try:
-        listed = ids if isinstance(ids, np.ndarray) else list(ids)
-        given = np.asarray(listed)
-    except (TypeError, ValueError):
-        raise refusal from None
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise refusal
-    if isinstance(listed, list) and not {bool, np.bool_}.isdisjoint(map(type, listed)):  # numpy takes True for 1
-        raise refusal
-    if given.size and (given.min() < 0 or given.max() >= vocab_size):
-        raise InvalidRequest(field, f"token ids must be from 0 to {vocab_size - 1}")
-    return given.astype(np.int32)
-
-
-async def _off_loop(size: int, work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread, unless it is so small that the hop costs more."""
-    return work() if size <= INLINE_TEXT else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
