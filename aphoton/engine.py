@@ -21,8 +21,9 @@ from aphoton.device.base import Limits
 from aphoton.device.sim import SimModel
 from aphoton.door import Door
 from aphoton.errors import AphotonError, EngineClosed, EngineDead, InvalidRequest
-from aphoton.loader import Loaded, Progress, load
+from aphoton.loader import Loaded, load
 from aphoton.observe import Stats, Timeline
+from aphoton.progress import Progress
 from aphoton.request import Request
 from aphoton.sampling import SamplingParams
 from aphoton.scheduler import Pipeline, Scheduler, Sequence
@@ -60,7 +61,7 @@ class Engine:
         :param model: ``"smollm2"``, a hub id, a folder (safetensors), a ``.gguf`` file, ``"random:tiny"`` and other
             random shapes, or a `SimModel`.
         :param config: settings; or give them as keyword arguments, which go before those in ``config``.
-        :param progress: called with (what, done, total) while a model is fetched, from another thread.
+        :param progress: called while a model is fetched; see `Progress`.
         :raises InvalidRequest: for a setting that does not exist or cannot be.
         """
         if not isinstance(model, str | os.PathLike | SimModel):

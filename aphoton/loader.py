@@ -8,11 +8,10 @@ from aphoton.config import EngineConfig
 from aphoton.device.base import Device
 from aphoton.device.sim import SimDevice, SimModel
 from aphoton.errors import EngineClosed, InvalidRequest
+from aphoton.progress import Progress
 from aphoton.text import ByteTokenizer, ChatTemplate, Tokenizer
 
-__all__ = ["Loaded", "Progress", "load"]
-
-Progress = Callable[[str, int, int | None], None]
+__all__ = ["Loaded", "load"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
