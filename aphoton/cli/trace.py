@@ -17,7 +17,7 @@ from aphoton.cli.place import check_place
 from aphoton.cli.plot import draw, load_matplotlib
 from aphoton.cli.terminal import say
 from aphoton.cli.workload import Workload
-from aphoton.observe import Recording, Span, trace_events
+from aphoton.observe import Recording, trace_events
 
 __all__ = ["trace"]
 
@@ -58,8 +58,7 @@ def trace(
             _record(name, {**settings, "pipeline_depth": one, "max_rows": concurrency}, sim_costs, workload)
         )
         recordings[label] = recording
-        busy, idle = _seconds(recording.device), _seconds(recording.idle)
-        say(f"{label}: {len(recording.device)} steps, the device idle {idle / (idle + busy):.2%} of its time")
+        say(f"{label}: {len(recording.device)} steps, the device idle {recording.idle_share:.2%} of its time")
     out.write_text(json.dumps(trace_events(recordings)), encoding="utf-8")
     typer.echo(out)
     if png is not None:
@@ -78,7 +77,3 @@ async def _record(
         limits = engine.limits
     parts = (model, limits.dtype, f"{limits.kernels} kernels", f"{concurrency} streams")
     return ", ".join(part for part in (*parts, f"depth {engine.config.pipeline_depth}") if part), recording
-
-
-def _seconds(spans: list[Span]) -> float:
-    return sum(span.end - span.begin for span in spans)
