@@ -287,15 +287,20 @@ async def test_a_scope_cancelled_while_it_loads(slow_load: SlowLoad, model: Any)
     await engine.aclose()
 
 
-@pytest.mark.parametrize("turn", range(12))
-async def test_cancelled_at_any_turn_of_its_start(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a load that takes no thread, so that every turn is the same each time."""
+@pytest.fixture
+def inline_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that takes no thread, so that every turn of a start is the same each time."""
 
     async def inline(function: Callable[..., Any], *args: Any, **_: Any) -> Any:
         await asyncio.sleep(0)
         return function(*args)
 
     monkeypatch.setattr(anyio.to_thread, "run_sync", inline)
+
+
+@pytest.mark.parametrize("turn", range(12))
+@pytest.mark.usefixtures("inline_load")
+async def test_cancelled_at_any_turn_of_its_start(turn: int) -> None:
     engine = Engine(SimModel())
     task = asyncio.create_task(engine.start())
     await turns(turn)
@@ -310,12 +315,8 @@ async def test_cancelled_at_any_turn_of_its_start(turn: int, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("turn", range(12))
-async def test_closed_at_any_turn_of_its_start(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def inline(function: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        await asyncio.sleep(0)
-        return function(*args)
-
-    monkeypatch.setattr(anyio.to_thread, "run_sync", inline)
+@pytest.mark.usefixtures("inline_load")
+async def test_closed_at_any_turn_of_its_start(turn: int) -> None:
     engine = Engine(SimModel())
     task = asyncio.create_task(engine.start())
     await turns(turn)
