@@ -2,7 +2,9 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from aphoton.config import EngineConfig
 from aphoton.device.base import Device
@@ -69,7 +71,7 @@ def _load_sim(model: str | os.PathLike[str] | SimModel, config: EngineConfig) ->
     if config.max_model_len is not None:
         if config.max_model_len > model.max_model_len:
             raise InvalidRequest("max_model_len", f"must be at most the model's {model.max_model_len}")
-        model = replace(model, max_model_len=config.max_model_len)
+        model = msgspec.structs.replace(model, max_model_len=config.max_model_len)
     pages = config.kv_pages or config.max_rows * -(-model.max_model_len // config.page_size)
     try:
         device = SimDevice(model, pages=pages + 1, page_size=config.page_size, max_rows=config.max_rows)

@@ -454,9 +454,7 @@ async def test_closing_at_any_call_of_the_device() -> None:
     for calls in range(1, 25):
         for depth in (1, 2):
             probe = Probe()
-            model = saying("Hello", end=True)
-            model.probe = probe
-            engine = await Engine(model, pipeline_depth=depth, max_rows=1).start()
+            engine = await Engine(saying("Hello", probe=probe), pipeline_depth=depth, max_rows=1).start()
             closings: list[asyncio.Task[None]] = []
 
             def close(engine: Engine = engine, closings: list[asyncio.Task[None]] = closings) -> None:
