@@ -9,6 +9,8 @@ from cli.running import Run
 
 from aphoton import __version__
 
+FREE = [word for name in ("launch", "forward", "sampling", "copy", "commit") for word in (f"--cost-{name}", "0")]
+
 
 def test_help_and_version(run: Run) -> None:
     for command in ("pull", "generate", "chat", "bench", "trace"):
@@ -54,7 +56,11 @@ def test_runs_as_a_module() -> None:
         (["bench", "--depth", "3"], 2, "error: depth: must be from 1 to 2, not 3"),
         (["bench", "--dtype", "float32,int4"], 2, "error: dtype: must be one of"),
         (["bench", "--cost-launch", "1"], 2, "error: cost_launch: only the simulated device has costs"),
-        (["bench", "--device", "sim", "--cost-copy", "-1"], 2, "error: cost_copy: must not be negative"),
+        (["bench", "--device", "sim", "--cost-copy", "-1"], 2, "error: cost_copy: must be in [0, 1e+06], not -1"),
+        (["bench", "--device", "sim", "--cost-copy", "nan"], 2, "error: cost_copy: must be a finite number, not nan"),
+        (["trace", "--device", "sim", "--cost-launch", "inf"], 2, "error: cost_launch: must be a finite number"),
+        (["bench", "--device", "sim", *FREE], 2, "error: cost_forward: must leave a step some time"),
+        (["trace", "--device", "sim", *FREE], 2, "error: cost_forward: must leave a step some time"),
         (["bench", "--device", "sim", "--heartbeat"], 2, "error: heartbeat: means nothing on the simulated device"),
         (["bench", "--device", "sim", "--dtype", "float32"], 2, "error: dtype: means nothing on the simulated device"),
         (["bench", "--memory", "--concurrency", "1,2"], 2, "error: concurrency: does not go with --memory"),
