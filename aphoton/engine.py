@@ -258,6 +258,11 @@ class Engine:
         """What the loaded model and its device allow: vocabulary, longest sequence, pages, end tokens."""
         return self._alive().device.limits
 
+    @property
+    def can_chat(self) -> bool:
+        """Whether the loaded model has a chat template."""
+        return self._alive().chat_template is not None
+
     # Submission
 
     def _stream(

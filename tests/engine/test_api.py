@@ -525,6 +525,7 @@ async def test_text_of_another_type_is_refused(tiny: Engine) -> None:
 
 
 async def test_chat_without_a_template_is_refused(tiny: Engine) -> None:
+    assert not tiny.can_chat
     for call in (tiny.chat, lambda messages: anext(tiny.chat_stream(messages))):
         with pytest.raises(InvalidRequest, match="template") as caught:
             await call([{"role": "user", "content": "Hi"}])
