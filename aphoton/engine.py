@@ -219,10 +219,7 @@ class Engine:
 
     async def tokenize(self, text: str) -> list[int]:
         """The token ids of ``text`` as a prompt, special tokens included."""
-        tokenizer = self._running().tokenizer
-        if not isinstance(text, str):
-            raise InvalidRequest("text", f"must be a string, not {type(text).__name__}")
-        return await encode_text(text, tokenizer)
+        return await encode_text("text", text, self._running().tokenizer)
 
     async def detokenize(self, ids: Many[int]) -> str:
         """The text of ``ids``, special tokens left out."""

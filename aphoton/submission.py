@@ -13,6 +13,7 @@ from aphoton.errors import InvalidRequest, PromptTooLong
 from aphoton.sampling import RowSampling, SamplingParams
 from aphoton.scheduler import Scheduler, Sequence
 from aphoton.text import ChatTemplate, Tokenizer
+from aphoton.text.tokenizer import check_unicode
 
 __all__ = ["Ids", "Prompt", "check_ids", "encode_chat", "encode_prompt", "encode_text", "make_sequence", "off_loop"]
 
@@ -29,15 +30,22 @@ async def off_loop(size: int, work: Callable[[], T]) -> T:
     return work() if size <= INLINE_TEXT else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
-async def encode_text(text: str, tokenizer: Tokenizer) -> list[int]:
-    """:raises InvalidRequest: for text that is not Unicode."""
-    return await off_loop(len(text), lambda: tokenizer.encode(text))
+async def encode_text(field: str, text: str, tokenizer: Tokenizer) -> list[int]:
+    """:raises InvalidRequest: for what is not text, or not Unicode."""
+    if not isinstance(text, str):
+        raise InvalidRequest(field, f"must be a string, not {type(text).__name__}")
+
+    def encode() -> list[int]:
+        check_unicode(text, field)
+        return tokenizer.encode(text)
+
+    return await off_loop(len(text), encode)
 
 
 async def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -> Ids:
     """:raises InvalidRequest: for what is neither text nor token ids."""
     if isinstance(prompt, str):
-        return np.array(await encode_text(prompt, tokenizer), np.int32)
+        return np.array(await encode_text("prompt", prompt, tokenizer), np.int32)
     return check_ids("prompt", prompt, vocab_size)
 
 

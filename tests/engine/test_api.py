@@ -520,8 +520,11 @@ async def test_text_of_another_type_is_refused(tiny: Engine) -> None:
             await tiny.detokenize(ids)  # type: ignore[arg-type]
         assert caught.value.field == "ids"
     assert await tiny.detokenize([]) == ""
-    with pytest.raises(InvalidRequest, match="surrogate"):
-        await tiny.generate("\ud800")
+    for field, call in (("prompt", tiny.generate), ("text", tiny.tokenize)):
+        for text in ("\ud800", "long " * 200 + "\udfff"):
+            with pytest.raises(InvalidRequest, match=rf"^{field}: .*surrogate") as caught:
+                await call(text)
+            assert caught.value.field == field
 
 
 async def test_chat_without_a_template_is_refused(tiny: Engine) -> None:
