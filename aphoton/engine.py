@@ -93,39 +93,29 @@ class Engine:
             raise EngineClosed("an engine is started once: make another one")
         self._state = "starting"
         self._loop = asyncio.get_running_loop()
-        self._loading = self._loop.create_task(
+        loading = self._loading = self._loop.create_task(
             anyio.to_thread.run_sync(load, self._model, self.config, self._progress, lambda: self._state != "starting")
         )
+        loading.add_done_callback(self._end_loading)
         try:
-            loaded = await asyncio.shield(self._loading)
+            loaded = await asyncio.shield(loading)
         except BaseException:
             self._state = "closed"
             # The thread sees that and ends; until then it holds memory that a next engine may need.
-            await asyncio.wait([self._loading])
-            if not self._loading.cancelled():
-                self._loading.exception()  # seen: the caller's own cancellation goes before it
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([loading])
+            if not loading.cancelled() and loading.exception() is None:
+                loading.result().device.stop()
             raise
         if self._state != "starting":
             loaded.device.stop()
             raise EngineClosed("the engine was closed while it started")
-        self._loaded = loaded
-        self._scheduler = Scheduler(
-            loaded.device.limits,
-            max_rows=self.config.max_rows,
-            page_size=self.config.page_size,
-            max_step_tokens=self.config.max_step_tokens,
-            now=loaded.device.now,
-            check=os.environ.get("APHOTON_DEBUG", "0") not in ("", "0"),
-        )
-        self._pipeline = Pipeline(
-            self._scheduler, loaded.device, depth=self.config.pipeline_depth, timeline=self.timeline
-        )
-        self._door = Door(
-            self._scheduler,
-            max_waiting=self.config.max_waiting,
-            overload=self.config.overload,
-            wake=self._wake,
-        )
+        try:
+            self._assemble(loaded)
+        except BaseException:
+            self._state = "closed"
+            loaded.device.stop()
+            raise
         ready: asyncio.Future[None] = self._loop.create_future()
         self._task = self._loop.create_task(self._serve(ready), name="aphoton engine")
         try:
@@ -135,6 +125,26 @@ class Engine:
             raise
         self._running()  # it may have been closed meanwhile
         return self
+
+    def _end_loading(self, loading: asyncio.Task[Loaded]) -> None:
+        self._loading = None  # it keeps the model, or the frames in which it failed
+        if not loading.cancelled():
+            loading.exception()  # seen: whoever has given the start up does not hear of it
+
+    def _assemble(self, loaded: Loaded) -> None:
+        """All that stands between requests and the device."""
+        config = self.config
+        scheduler = Scheduler(
+            loaded.device.limits,
+            max_rows=config.max_rows,
+            page_size=config.page_size,
+            max_step_tokens=config.max_step_tokens,
+            now=loaded.device.now,
+            check=os.environ.get("APHOTON_DEBUG", "0") not in ("", "0"),
+        )
+        pipeline = Pipeline(scheduler, loaded.device, depth=config.pipeline_depth, timeline=self.timeline)
+        door = Door(scheduler, max_waiting=config.max_waiting, overload=config.overload, wake=self._wake)
+        self._loaded, self._scheduler, self._pipeline, self._door = loaded, scheduler, pipeline, door
 
     async def aclose(self, *, drain: bool | float = False) -> None:
         """Stop serving and free everything. Calling it again does nothing, but cuts short what an earlier call drains.
