@@ -8,7 +8,7 @@ from typing import Protocol, Self
 import anyio
 
 from aphoton.completion import Completion, Piece
-from aphoton.errors import EngineClosed
+from aphoton.errors import AphotonError, EngineClosed
 from aphoton.request import Request
 
 __all__ = ["CompletionStream"]
@@ -102,7 +102,7 @@ class CompletionStream:
         """The request, submitted once; None when the stream was closed before."""
         if self._request is None and not self._closed:
             if self._submitting is not None:
-                raise RuntimeError("this stream is being started by another task")
+                raise AphotonError("this stream is being started by another task: one task reads a stream")
             try:
                 with anyio.CancelScope() as self._submitting:
                     self._request = await self._submit()
