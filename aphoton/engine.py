@@ -198,7 +198,11 @@ class Engine:
         return await self.stream(prompt, params, **sampling).completion()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any) -> CompletionStream:
-        """The same as `generate`, piece by piece. Parameters are checked here, the prompt when it is submitted."""
+        """The same as `generate`, piece by piece. Parameters are checked here, the prompt when it is submitted.
+
+        Where the body of the loop over it may be cancelled or fail, put ``async with`` (or `contextlib.aclosing`)
+        around the loop, so that the request ends at once: see `CompletionStream`.
+        """
         return self._stream(
             lambda loaded: encode_prompt(prompt, loaded.tokenizer, loaded.device.limits.vocab_size),
             params,
