@@ -12,7 +12,8 @@ __all__ = ["Door"]
 
 
 class Door:
-    """The line in front of the scheduler's queue, which takes ``max_waiting`` requests and no more.
+    """The line in front of the scheduler's queue, which is full with ``max_waiting`` requests beyond those that the
+    next launch can admit.
 
     What holds between any two calls:
 
