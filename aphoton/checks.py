@@ -8,7 +8,7 @@ import msgspec
 
 from aphoton.errors import InvalidRequest
 
-__all__ = ["build", "check_choice", "check_float", "check_int"]
+__all__ = ["build", "check_choice", "check_float", "check_int", "check_ints"]
 
 S = TypeVar("S", bound=msgspec.Struct)
 
@@ -21,6 +21,18 @@ def check_int(field: str, value: object, low: int, high: int | None = None) -> N
         limit = f"at least {low}" if high is None else f"from {low} to {high}"
         shown = value if value.bit_length() < 200 else "a number of more than 200 bits"
         raise InvalidRequest(field, f"must be {limit}, not {shown}")
+
+
+def check_ints(field: str, values: object, low: int, high: int | None = None) -> tuple[int, ...]:
+    """The integers of a list.
+
+    :raises InvalidRequest: unless ``values`` is a tuple or a list, and all in it are integers in ``low..high``.
+    """
+    if not isinstance(values, tuple | list):
+        raise InvalidRequest(field, f"must be a tuple of integers, not {values!r:.80}")
+    for value in values:
+        check_int(field, value, low, high)
+    return tuple(values)
 
 
 def check_float(field: str, value: object, low: float, high: float, *, open_low: bool = False) -> None:

@@ -1,12 +1,11 @@
-"""`Engine`: what an app calls. Admission, life and death."""
+"""`Engine`: what an app calls, its start and its end."""
 
 import asyncio
 import contextlib
 import os
 import random
 import traceback
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Many
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
@@ -14,29 +13,27 @@ from typing import Any, Literal, Self, TypeVar
 import anyio
 import anyio.to_thread
 import msgspec
-import numpy as np
-from numpy.typing import NDArray
 
 from aphoton.checks import build, check_float
 from aphoton.completion import Completion
 from aphoton.config import EngineConfig
 from aphoton.device.base import Limits
 from aphoton.device.sim import SimModel
-from aphoton.errors import AphotonError, EngineClosed, EngineDead, EngineOverloaded, InvalidRequest, PromptTooLong
-from aphoton.loader import Loaded, Progress, load
+from aphoton.door import Door
+from aphoton.errors import AphotonError, EngineClosed, EngineDead, InvalidRequest
+from aphoton.loader import Loaded, load
 from aphoton.observe import Stats, Timeline
+from aphoton.progress import Progress
 from aphoton.request import Request
-from aphoton.sampling import RowSampling, SamplingParams
+from aphoton.sampling import SamplingParams
 from aphoton.scheduler import Pipeline, Scheduler, Sequence
 from aphoton.stream import CompletionStream
+from aphoton.submission import Ids, Prompt, check_ids, encode_chat, encode_prompt, encode_text, make_sequence, off_loop
 
 __all__ = ["Engine", "Prompt"]
 
-Prompt = str | Many[int]
-T = TypeVar("T")
-
-INLINE_TEXT = 512
-"""Characters of text that are tokenized on the loop: shorter than the hop to a thread and back costs."""
+Encode = Callable[[Loaded], Awaitable[Ids]]
+"""A request's prompt as token ids, in the terms of what is loaded."""
 
 
 class Engine:
@@ -64,7 +61,7 @@ class Engine:
         :param model: ``"smollm2"``, a hub id, a folder (safetensors), a ``.gguf`` file, ``"random:tiny"`` and other
             random shapes, or a `SimModel`.
         :param config: settings; or give them as keyword arguments, which go before those in ``config``.
-        :param progress: called with (what, done, total) while a model is fetched, from another thread.
+        :param progress: called while a model is fetched; see `Progress`.
         :raises InvalidRequest: for a setting that does not exist or cannot be.
         """
         if not isinstance(model, str | os.PathLike | SimModel):
@@ -80,7 +77,7 @@ class Engine:
         self._loaded: Loaded | None = None
         self._scheduler: Scheduler | None = None
         self._pipeline: Pipeline | None = None
-        self._door: deque[tuple[asyncio.Future[None], Sequence]] = deque()
+        self._door: Door | None = None
         self._seeds = random.Random(self.config.seed)
         self.timeline = Timeline()
 
@@ -96,34 +93,29 @@ class Engine:
             raise EngineClosed("an engine is started once: make another one")
         self._state = "starting"
         self._loop = asyncio.get_running_loop()
-        self._loading = self._loop.create_task(
+        loading = self._loading = self._loop.create_task(
             anyio.to_thread.run_sync(load, self._model, self.config, self._progress, lambda: self._state != "starting")
         )
+        loading.add_done_callback(self._end_loading)
         try:
-            loaded = await asyncio.shield(self._loading)
+            loaded = await asyncio.shield(loading)
         except BaseException:
             self._state = "closed"
             # The thread sees that and ends; until then it holds memory that a next engine may need.
-            await asyncio.wait([self._loading])
-            if not self._loading.cancelled():
-                self._loading.exception()  # seen: the caller's own cancellation goes before it
+            with anyio.CancelScope(shield=True):
+                await asyncio.wait([loading])
+            if not loading.cancelled() and loading.exception() is None:
+                loading.result().device.stop()
             raise
         if self._state != "starting":
             loaded.device.stop()
             raise EngineClosed("the engine was closed while it started")
-        self._loaded = loaded
-        self._scheduler = Scheduler(
-            loaded.device.limits,
-            max_rows=self.config.max_rows,
-            page_size=self.config.page_size,
-            max_step_tokens=self.config.max_step_tokens,
-            now=loaded.device.now,
-            check=os.environ.get("APHOTON_DEBUG", "0") not in ("", "0"),
-        )
-        self._scheduler.on_room = self._open_door
-        self._pipeline = Pipeline(
-            self._scheduler, loaded.device, depth=self.config.pipeline_depth, timeline=self.timeline
-        )
+        try:
+            self._assemble(loaded)
+        except BaseException:
+            self._state = "closed"
+            loaded.device.stop()
+            raise
         ready: asyncio.Future[None] = self._loop.create_future()
         self._task = self._loop.create_task(self._serve(ready), name="aphoton engine")
         try:
@@ -133,6 +125,26 @@ class Engine:
             raise
         self._running()  # it may have been closed meanwhile
         return self
+
+    def _end_loading(self, loading: asyncio.Task[Loaded]) -> None:
+        self._loading = None  # it keeps the model, or the frames in which it failed
+        if not loading.cancelled():
+            loading.exception()  # seen: whoever has given the start up does not hear of it
+
+    def _assemble(self, loaded: Loaded) -> None:
+        """All that stands between requests and the device."""
+        config = self.config
+        scheduler = Scheduler(
+            loaded.device.limits,
+            max_rows=config.max_rows,
+            page_size=config.page_size,
+            max_step_tokens=config.max_step_tokens,
+            now=loaded.device.now,
+            check=os.environ.get("APHOTON_DEBUG", "0") not in ("", "0"),
+        )
+        pipeline = Pipeline(scheduler, loaded.device, depth=config.pipeline_depth, timeline=self.timeline)
+        door = Door(scheduler, max_waiting=config.max_waiting, overload=config.overload, wake=self._wake)
+        self._loaded, self._scheduler, self._pipeline, self._door = loaded, scheduler, pipeline, door
 
     async def aclose(self, *, drain: bool | float = False) -> None:
         """Stop serving and free everything. Calling it again does nothing, but cuts short what an earlier call drains.
@@ -155,7 +167,6 @@ class Engine:
             self._state = "closing"
             if drain:
                 await self._drained(None if drain is True else float(drain))
-            self._close_door(lambda: EngineClosed("the engine was closed"))
             self._end_all(lambda: EngineClosed("the engine was closed"))
         if self._pipeline is not None:
             self._pipeline.close()
@@ -187,8 +198,17 @@ class Engine:
         return await self.stream(prompt, params, **sampling).completion()
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Any) -> CompletionStream:
-        """The same as `generate`, piece by piece. Parameters are checked here, the prompt when it is submitted."""
-        return self._stream(lambda: self._encode(prompt), params, sampling, continues=True)
+        """The same as `generate`, piece by piece. Parameters are checked here, the prompt when it is submitted.
+
+        Where the body of the loop over it may be cancelled or fail, put ``async with`` (or `contextlib.aclosing`)
+        around the loop, so that the request ends at once: see `CompletionStream`.
+        """
+        return self._stream(
+            lambda loaded: encode_prompt(prompt, loaded.tokenizer, loaded.device.limits.vocab_size),
+            params,
+            sampling,
+            continues=True,
+        )
 
     async def chat(
         self, messages: Many[Mapping[str, Any]], params: SamplingParams | None = None, **sampling: Any
@@ -204,29 +224,31 @@ class Engine:
         self, messages: Many[Mapping[str, Any]], params: SamplingParams | None = None, **sampling: Any
     ) -> CompletionStream:
         """The same as `chat`, piece by piece."""
-        return self._stream(lambda: self._encode_chat(messages), params, sampling, continues=False)
+        return self._stream(
+            lambda loaded: encode_chat(messages, loaded.tokenizer, loaded.chat_template),
+            params,
+            sampling,
+            continues=False,
+        )
 
     async def tokenize(self, text: str) -> list[int]:
         """The token ids of ``text`` as a prompt, special tokens included."""
-        tokenizer = self._running().tokenizer
-        if not isinstance(text, str):
-            raise InvalidRequest("text", f"must be a string, not {type(text).__name__}")
-        return await _off_loop(len(text), lambda: tokenizer.encode(text))
+        return await encode_text("text", text, self._running().tokenizer)
 
     async def detokenize(self, ids: Many[int]) -> str:
         """The text of ``ids``, special tokens left out."""
         loaded = self._running()
-        checked = _token_ids("ids", ids, loaded.device.limits.vocab_size)
-        return await _off_loop(len(checked), lambda: loaded.tokenizer.decode(checked.tolist()))
+        tokenizer, checked = loaded.tokenizer, check_ids("ids", ids, loaded.device.limits.vocab_size)
+        return await off_loop(len(checked), lambda: tokenizer.decode(checked.tolist()))
 
     def stats(self) -> Stats:
         """A snapshot of the engine."""
         self._alive()
-        scheduler, pipeline, totals = self._scheduler, self._pipeline, self.timeline.totals
-        assert scheduler is not None and pipeline is not None
+        scheduler, pipeline, door, totals = self._scheduler, self._pipeline, self._door, self.timeline.totals
+        assert scheduler is not None and pipeline is not None and door is not None
         return Stats(
             running=scheduler.running,
-            waiting=len(scheduler.waiting) + len(self._door),
+            waiting=len(scheduler.waiting) + len(door),
             pages_free=scheduler.pool.free,
             pages_cached=0,
             pages_used=scheduler.pool.used,
@@ -247,11 +269,16 @@ class Engine:
         """What the loaded model and its device allow: vocabulary, longest sequence, pages, end tokens."""
         return self._alive().device.limits
 
+    @property
+    def can_chat(self) -> bool:
+        """Whether the loaded model has a chat template."""
+        return self._alive().chat_template is not None
+
     # Submission
 
     def _stream(
         self,
-        encode: Callable[[], Awaitable[NDArray[np.int32]]],
+        encode: Encode,
         params: SamplingParams | None,
         sampling: dict[str, Any],
         *,
@@ -260,127 +287,26 @@ class Engine:
         checked = _merge(SamplingParams, params, sampling)
         return CompletionStream(lambda: self._submit(encode, checked, continues), self._abort)
 
-    async def _submit(
-        self, encode: Callable[[], Awaitable[NDArray[np.int32]]], params: SamplingParams, continues: bool
-    ) -> Request:
+    async def _submit(self, encode: Encode, params: SamplingParams, continues: bool) -> Request:
         loaded = self._running()
         begin = loaded.device.now()
-        prompt = await encode()
+        prompt = await encode(loaded)
         self._running()  # it may have been closed meanwhile
-        sequence = self._sequence(prompt, params, loaded, begin)
+        assert self._scheduler is not None and self._door is not None
+        sequence = make_sequence(
+            prompt,
+            params,
+            loaded.device.limits,
+            self._scheduler,
+            draw_seed=lambda: self._seeds.getrandbits(64),
+            submitted_at=begin,
+        )
         request = Request(sequence, params, loaded.tokenizer, continues=continues)
-        await self._enter(sequence)
+        await self._door.enter(sequence)
         return request
 
-    async def _encode(self, prompt: Prompt) -> NDArray[np.int32]:
-        loaded = self._running()
-        if isinstance(prompt, str):
-            text = prompt
-            return np.array(await _off_loop(len(text), lambda: loaded.tokenizer.encode(text)), np.int32)
-        return _token_ids("prompt", prompt, loaded.device.limits.vocab_size)
-
-    async def _encode_chat(self, messages: Many[Mapping[str, Any]]) -> NDArray[np.int32]:
-        loaded = self._running()
-        template, tokenizer = loaded.chat_template, loaded.tokenizer
-        if template is None:
-            raise InvalidRequest("messages", "this model has no chat template: use generate() or stream()")
-
-        def encode() -> list[int]:
-            return tokenizer.encode(template.render(messages), add_special_tokens=False)
-
-        return np.array(await anyio.to_thread.run_sync(encode, abandon_on_cancel=True), np.int32)
-
-    def _sequence(
-        self, prompt: NDArray[np.int32], params: SamplingParams, loaded: Loaded, submitted_at: float
-    ) -> Sequence:
-        """A sequence that fits, or an error that says why it never can."""
-        limits, scheduler = loaded.device.limits, self._scheduler
-        assert scheduler is not None
-        if not len(prompt):
-            raise InvalidRequest("prompt", "must hold at least one token")
-        if prompt.max() >= limits.vocab_size:  # an added token of a tokenizer that knows more than the model
-            raise InvalidRequest("prompt", f"token {prompt.max()} is not one of the model's {limits.vocab_size}")
-        if len(prompt) >= limits.max_model_len:
-            raise PromptTooLong(
-                "prompt", f"{len(prompt)} tokens leave no room for an answer: max_model_len is {limits.max_model_len}"
-            )
-        for token in params.stop_token_ids:
-            if token >= limits.vocab_size:
-                raise InvalidRequest("stop_token_ids", f"{token} is not below the vocabulary size {limits.vocab_size}")
-        room = limits.max_model_len - len(prompt)
-        limit = room if params.max_tokens is None else min(params.max_tokens, room)
-        min_tokens = min(params.min_tokens, limit)
-        pages = scheduler.pages_for(len(prompt), limit)
-        if pages > scheduler.pool.usable:
-            raise PromptTooLong(
-                "prompt",
-                f"{len(prompt)} tokens and {limit} more need {pages} KV pages, and the engine has "
-                f"{scheduler.pool.usable}: ask for fewer max_tokens, or raise kv_pages",
-            )
-        stops = frozenset(params.stop_token_ids) | (
-            frozenset() if params.ignore_eos else frozenset(limits.eos_token_ids)
-        )
-        return Sequence(
-            prompt,
-            limit=limit,
-            sampling=RowSampling(
-                seed=self._seeds.getrandbits(64) if params.seed is None else params.seed,
-                temperature=float(params.temperature),
-                top_k=min(params.top_k, limits.vocab_size),
-                top_p=float(params.top_p),
-                min_p=float(params.min_p),
-                min_tokens=min_tokens,
-                banned=tuple(sorted(stops)),
-                logprobs=params.logprobs,
-            ),
-            stop_ids=stops,
-            min_tokens=min_tokens,
-            submitted_at=submitted_at,
-        )
-
-    def _full(self) -> bool:
-        """Whether ``max_waiting`` requests wait already, beyond those that the next launch can admit."""
-        assert self._scheduler is not None
-        waiting = len(self._scheduler.waiting)
-        return waiting >= self.config.max_waiting and waiting >= self.config.max_waiting + self._scheduler.admissible
-
-    async def _enter(self, sequence: Sequence) -> None:
-        """Hand the sequence to the scheduler, when there is a place; first come, first served."""
-        if not self._door and not self._full():
-            self._add(sequence)
-            return
-        if self.config.overload == "raise":
-            raise EngineOverloaded(f"{self.config.max_waiting} requests wait already (max_waiting)")
-        assert self._loop is not None
-        place: asyncio.Future[None] = self._loop.create_future()
-        entry = (place, sequence)
-        self._door.append(entry)
-        try:
-            await place
-        except asyncio.CancelledError:
-            if entry in self._door:
-                self._door.remove(entry)
-            elif not place.cancelled() and place.exception() is None:  # it has been let in meanwhile
-                self._abort_here(sequence)
-            raise
-
-    def _open_door(self) -> None:
-        """Let in those who wait at the door, as far as there is room."""
-        while self._door and not self._full():
-            place, sequence = self._door.popleft()
-            if not place.done():
-                place.set_result(None)
-                self._add(sequence)
-
-    def _close_door(self, error: Callable[[], Exception]) -> None:
-        while self._door:
-            place, _ = self._door.popleft()
-            if not place.done():
-                place.set_exception(error())
-
-    def _add(self, sequence: Sequence) -> None:
-        assert self._scheduler is not None and self._pipeline is not None
-        self._scheduler.add(sequence)
+    def _wake(self) -> None:
+        assert self._pipeline is not None
         self._pipeline.wake()
 
     def _abort(self, request: Request, *, collected: bool = False) -> None:
@@ -426,13 +352,12 @@ class Engine:
         finally:
             if self._state != "dead":
                 self._state = "closed"
-            self._close_door(self._gone)
             self._end_all(self._gone)
             if not ready.done():
                 ready.set_exception(self._gone())
             # What is left of the engine holds no model: a second one fits in what this one used.
             self._loaded = None
-            self._pipeline = None
+            self._pipeline = self._door = None
 
     def _die(self, fault: BaseException) -> None:
         if self._state == "dead":
@@ -440,7 +365,6 @@ class Engine:
         self._state = "dead"
         self._fault = fault
         traceback.clear_frames(fault.__traceback__)  # they have the model in their variables
-        self._close_door(self._gone)
         self._end_all(self._gone)
 
     def _gone(self) -> EngineDead | EngineClosed:
@@ -452,6 +376,9 @@ class Engine:
         return error
 
     def _end_all(self, error: Callable[[], Exception]) -> None:
+        """End who is at the door, waits or runs, each with an ``error`` of its own."""
+        if self._door is not None:
+            self._door.close(error)
         if self._scheduler is not None:
             self._scheduler.fail_all(error)
 
@@ -500,30 +427,3 @@ def _merge(kind: type[S], given: S | None, fields: dict[str, Any]) -> S:
     if not isinstance(given, kind):
         raise InvalidRequest("params" if kind is SamplingParams else "config", f"must be a {kind.__name__}")
     return build(kind, {**msgspec.structs.asdict(given), **fields}) if fields else given
-
-
-def _token_ids(field: str, ids: Iterable[int], vocab_size: int) -> NDArray[np.int32]:
-    """Token ids from a caller, checked.
-
-    :raises InvalidRequest: unless they are integers in ``0..vocab_size - 1``.
-    """
-    refusal = InvalidRequest(field, "must be text or a list of token ids")
-    if isinstance(ids, bytes | bytearray | Mapping | Set):
-        raise refusal
-    try:
-        listed = ids if isinstance(ids, np.ndarray) else list(ids)
-        given = np.asarray(listed)
-    except (TypeError, ValueError):
-        raise refusal from None
-    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
-        raise refusal
-    if isinstance(listed, list) and not {bool, np.bool_}.isdisjoint(map(type, listed)):  # numpy takes True for 1
-        raise refusal
-    if given.size and (given.min() < 0 or given.max() >= vocab_size):
-        raise InvalidRequest(field, f"token ids must be from 0 to {vocab_size - 1}")
-    return given.astype(np.int32)
-
-
-async def _off_loop(size: int, work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread, unless it is so small that the hop costs more."""
-    return work() if size <= INLINE_TEXT else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)

@@ -2,17 +2,18 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from aphoton.config import EngineConfig
 from aphoton.device.base import Device
 from aphoton.device.sim import SimDevice, SimModel
 from aphoton.errors import EngineClosed, InvalidRequest
+from aphoton.progress import Progress
 from aphoton.text import ByteTokenizer, ChatTemplate, Tokenizer
 
-__all__ = ["Loaded", "Progress", "load"]
-
-Progress = Callable[[str, int, int | None], None]
+__all__ = ["Loaded", "load"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +71,7 @@ def _load_sim(model: str | os.PathLike[str] | SimModel, config: EngineConfig) ->
     if config.max_model_len is not None:
         if config.max_model_len > model.max_model_len:
             raise InvalidRequest("max_model_len", f"must be at most the model's {model.max_model_len}")
-        model = replace(model, max_model_len=config.max_model_len)
+        model = msgspec.structs.replace(model, max_model_len=config.max_model_len)
     pages = config.kv_pages or config.max_rows * -(-model.max_model_len // config.page_size)
     try:
         device = SimDevice(model, pages=pages + 1, page_size=config.page_size, max_rows=config.max_rows)

@@ -46,6 +46,7 @@ class Request:
 
         :raises Exception: the sequence's error, once all that came before it has been taken.
         """
+        self._refuse_second()
         sequence = self.sequence
         tokens = sequence.output[self._taken :]
         if self._ended or (not tokens and not sequence.finalized):
@@ -94,8 +95,7 @@ class Request:
             return
         if asyncio.get_running_loop() is not self._loop:
             raise AphotonError("this stream belongs to the event loop that it was started on")
-        if self._waiter is not None:
-            raise RuntimeError("this stream is being read by another task")
+        self._refuse_second()
         self._waiter = self._loop.create_future()
         if tokens:
             self.sequence.on_tokens = self._wake
@@ -104,6 +104,11 @@ class Request:
         finally:
             self._waiter = None
             self.sequence.on_tokens = None
+
+    def _refuse_second(self) -> None:
+        """:raises AphotonError: while another task waits, for what this one would take from it."""
+        if self._waiter is not None:
+            raise AphotonError("this stream is being read by another task: one task reads a stream")
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -8,7 +8,7 @@ from typing import Protocol, Self
 import anyio
 
 from aphoton.completion import Completion, Piece
-from aphoton.errors import EngineClosed
+from aphoton.errors import AphotonError, EngineClosed
 from aphoton.request import Request
 
 __all__ = ["CompletionStream"]
@@ -30,6 +30,15 @@ class CompletionStream:
     slower than the model gets fewer and longer pieces; nothing queues up. The request ends, and everything that it
     held is freed, when the stream is closed, when the task that awaits it is cancelled or times out, and when the
     stream is dropped: leaving ``async for`` early over a stream that nobody else holds is enough.
+
+    A task that is cancelled or fails in the body of its loop, while it awaits something else, drops the stream only
+    when its frame goes, and a traceback may keep that. Where this can happen, a context ends the request at once::
+
+        async with engine.stream(prompt) as stream:  # or contextlib.aclosing
+            async for piece in stream:
+                await send(piece.text)
+
+    One task reads a stream; any task may close it.
     """
 
     def __init__(self, submit: Callable[[], Awaitable[Request]], abort: Abort) -> None:
@@ -102,7 +111,7 @@ class CompletionStream:
         """The request, submitted once; None when the stream was closed before."""
         if self._request is None and not self._closed:
             if self._submitting is not None:
-                raise RuntimeError("this stream is being started by another task")
+                raise AphotonError("this stream is being started by another task: one task reads a stream")
             try:
                 with anyio.CancelScope() as self._submitting:
                     self._request = await self._submit()

@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 from anyio.from_thread import BlockingPortal, start_blocking_portal
 
-from aphoton import CompletionStream, Engine, PromptTooLong, SamplingParams
+from aphoton import CompletionStream, Engine, InvalidRequest, PromptTooLong, SamplingParams
 from aphoton.checks import build
 from aphoton.cli.engine import engine_options, open_engine
 from aphoton.cli.generate import MODEL_HELP
@@ -38,6 +38,8 @@ def chat(
     with start_blocking_portal() as portal:
         engine = portal.call(open_engine, model, {"max_rows": 1, **settings})
         try:
+            if not engine.can_chat:
+                raise InvalidRequest("model", f"{model} has no chat template: use aphoton generate")
             Conversation(portal, engine, params, system).run()
         finally:
             portal.call(engine.aclose)

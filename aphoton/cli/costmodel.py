@@ -1,7 +1,5 @@
 """`CostModel`: the pipeline on the simulated device, beside what theory says of it."""
 
-from dataclasses import replace
-
 import anyio
 import msgspec
 
@@ -69,11 +67,11 @@ class CostModel(msgspec.Struct, frozen=True, kw_only=True):
 
 async def measure_cost_model(costs: SimCosts, *, streams: int = 32) -> CostModel:
     """:param streams: of the full batch."""
-    periods = [await _period(replace(costs, forward=costs.forward * factor)) for factor in SWEEP]
+    periods = [await _period(msgspec.structs.replace(costs, forward=costs.forward * factor)) for factor in SWEEP]
     taxes = [await _tax(costs, 1, 2, length) for length in LENGTHS]
     taxes += [await _tax(costs, streams, 2 * streams, length) for length in LENGTHS[:-1]]
     taxes += [await _tax(costs, 2 * streams, streams, length) for length in LENGTHS[:-1]]
-    shown = {name: getattr(costs, name) * 1e3 for name in SimCosts.__dataclass_fields__}
+    shown = {name: getattr(costs, name) * 1e3 for name in SimCosts.__struct_fields__}
     return CostModel(costs=shown, periods=periods, taxes=taxes)
 
 

@@ -5,7 +5,6 @@ import inspect
 import re
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, fields, is_dataclass
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
@@ -17,7 +16,7 @@ Command = Callable[..., None]
 
 
 def options(
-    kind: type,
+    kind: type[msgspec.Struct],
     into: str,
     *,
     panel: str,
@@ -31,7 +30,7 @@ def options(
     The help is what the class's docstring says behind ``:ivar``. What is not given on the command line is not in the
     dictionary, so the class's own defaults hold.
 
-    :param kind: a msgspec struct or a dataclass.
+    :param kind: whose fields they are.
     :param into: the command's parameter that gets the values given, as a dictionary by field.
     :param panel: the heading over these options.
     :param names: options that are not called like their field.
@@ -81,15 +80,11 @@ def options(
     return decorate
 
 
-def _fields(kind: type) -> Iterator[tuple[str, Any, Any]]:
+def _fields(kind: type[msgspec.Struct]) -> Iterator[tuple[str, Any, Any]]:
     """(name, type, default) of each field; one without a default has None."""
     hints = get_type_hints(kind)
-    if is_dataclass(kind):
-        for field in fields(kind):
-            yield field.name, hints[field.name], None if field.default is MISSING else field.default
-    else:
-        for info in msgspec.structs.fields(kind):
-            yield info.name, hints[info.name], None if info.default is msgspec.NODEFAULT else info.default
+    for info in msgspec.structs.fields(kind):
+        yield info.name, hints[info.name], None if info.default is msgspec.NODEFAULT else info.default
 
 
 def _option_type(annotation: Any) -> Any:

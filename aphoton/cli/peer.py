@@ -10,7 +10,7 @@ from aphoton.cli.missing import load_extra
 from aphoton.models import Checkpoint, ModelConfig, RopeScaling
 from aphoton.models.decoder import ROPE_FACTORS
 
-__all__ = ["TransformersPeer", "peer_model"]
+__all__ = ["TransformersPeer", "peer_model", "transformers_settings"]
 
 NAMES = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 
@@ -49,7 +49,7 @@ def peer_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     transformers = load_extra("transformers", "bench")
     shape = checkpoint.config
     name = NAMES[shape.architecture]
-    config = getattr(transformers, f"{name}Config")(**_settings(shape))
+    config = getattr(transformers, f"{name}Config")(**transformers_settings(shape))
     model = getattr(transformers, f"{name}ForCausalLM")(config)
     known = set(model.state_dict())
     weights = {}
@@ -65,7 +65,7 @@ def peer_model(checkpoint: Checkpoint, dtype: torch.dtype) -> Any:
     return model.eval()
 
 
-def _settings(shape: ModelConfig) -> dict[str, Any]:
+def transformers_settings(shape: ModelConfig) -> dict[str, Any]:
     """The shape in the terms of transformers' configurations."""
     settings: dict[str, Any] = {
         "vocab_size": shape.vocab_size,

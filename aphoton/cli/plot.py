@@ -110,9 +110,8 @@ def _panel(axes: Any, name: str, recording: Recording, seconds: float) -> None:
     _label_steps(axes, work, begin, seconds)
     _connect(axes, seen, begin)
 
-    busy, lost = _seconds(recording.device), _seconds(recording.idle)
     axes.set_title(
-        f"{name}: a step every {_period(recording) * 1e3:.3g} ms, the device idle {lost / (busy + lost):.1%}",
+        f"{name}: a step every {_period(recording) * 1e3:.3g} ms, the device idle {recording.idle_share:.1%}",
         loc="left",
         fontsize=10,
     )
@@ -150,7 +149,3 @@ def _connect(axes: Any, seen: list[Span], begin: float) -> None:
 
 def _of(spans: Iterable[Span], phase: Phase) -> list[Span]:
     return [span for span in spans if span.phase == phase]
-
-
-def _seconds(spans: Iterable[Span]) -> float:
-    return sum(span.end - span.begin for span in spans)

@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
-from aphoton import SimCosts, SimModel
+from aphoton import InvalidRequest, SimCosts, SimModel
+from aphoton.checks import check_float
 from aphoton.cli.engine import cost_options, costs_of, engine_options, open_engine
 from aphoton.cli.generate import MODEL_HELP
 from aphoton.cli.lists import integers
@@ -17,9 +18,12 @@ from aphoton.cli.place import check_place
 from aphoton.cli.plot import draw, load_matplotlib
 from aphoton.cli.terminal import say
 from aphoton.cli.workload import Workload
-from aphoton.observe import Recording, Span, trace_events
+from aphoton.observe import Recording, trace_events
 
 __all__ = ["trace"]
+
+LONGEST_WINDOW = 1e6
+"""Milliseconds."""
 
 
 @cost_options
@@ -28,9 +32,7 @@ def trace(
     model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default="smollm2")] = None,
     out: Annotated[Path, typer.Option(help="The trace: open it in Perfetto or chrome://tracing.")] = Path("trace.json"),
     png: Annotated[Path | None, typer.Option(help="A picture of the last ticks, too.")] = None,
-    window: Annotated[
-        float | None, typer.Option(min=0.01, help="Milliseconds in the picture.", show_default="six steps")
-    ] = None,
+    window: Annotated[float | None, typer.Option(help="Milliseconds in the picture.", show_default="six steps")] = None,
     concurrency: Annotated[int, typer.Option(min=1, max=4096, help="Streams at once.")] = 8,
     prompt_tokens: Annotated[int, typer.Option(min=1, help="Of each request.")] = 32,
     output_tokens: Annotated[int, typer.Option(min=2, help="Of each request.")] = 64,
@@ -50,7 +52,11 @@ def trace(
     check_place("out", out)
     check_place("png", png)
     if png is not None:
+        if png.resolve() == out.resolve():
+            raise InvalidRequest("png", f"must be another file than the trace's, {out}")
         load_matplotlib()
+    if window is not None:
+        check_float("window", window, 0.01, LONGEST_WINDOW)
     name = model or ("sim" if sim else "smollm2")
     recordings: dict[str, Recording] = {}
     for one in depths:
@@ -58,8 +64,7 @@ def trace(
             _record(name, {**settings, "pipeline_depth": one, "max_rows": concurrency}, sim_costs, workload)
         )
         recordings[label] = recording
-        busy, idle = _seconds(recording.device), _seconds(recording.idle)
-        say(f"{label}: {len(recording.device)} steps, the device idle {idle / (idle + busy):.2%} of its time")
+        say(f"{label}: {len(recording.device)} steps, the device idle {recording.idle_share:.2%} of its time")
     out.write_text(json.dumps(trace_events(recordings)), encoding="utf-8")
     typer.echo(out)
     if png is not None:
@@ -78,7 +83,3 @@ async def _record(
         limits = engine.limits
     parts = (model, limits.dtype, f"{limits.kernels} kernels", f"{concurrency} streams")
     return ", ".join(part for part in (*parts, f"depth {engine.config.pipeline_depth}") if part), recording
-
-
-def _seconds(spans: list[Span]) -> float:
-    return sum(span.end - span.begin for span in spans)

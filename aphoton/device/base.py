@@ -7,23 +7,27 @@ numpy: the scheduler knows no torch, and a device copies what it needs into buff
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from anyio.abc import TaskStatus
 from numpy.typing import NDArray
 
+from aphoton.checks import check_int, check_ints
 from aphoton.sampling import RowSampling
 
-__all__ = ["PENDING", "Batch", "Device", "Ints", "Limits", "Results"]
+__all__ = ["INT32_MAX", "PENDING", "Batch", "Device", "Ints", "Limits", "Results"]
 
 Ints = NDArray[np.int32]
+
+INT32_MAX = 2**31 - 1
+"""Tokens, positions and pages are numbered in int32."""
 
 PENDING = -1
 """In `Batch.tokens`: this row's last sampled token, which may not have reached the host yet."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """What a loaded model and its device allow.
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What a loaded model and its device allow. Every value is checked when the struct is made.
 
     :ivar max_model_len: tokens in a sequence, prompt and output.
     :ivar pages: KV pages, page 0 included, which is padding and is never handed out.
@@ -38,6 +42,13 @@ class Limits:
     eos_token_ids: tuple[int, ...]
     dtype: str = ""
     kernels: str = ""
+
+    def __post_init__(self) -> None:
+        check_int("vocab_size", self.vocab_size, 1, INT32_MAX)
+        check_int("max_model_len", self.max_model_len, 1, INT32_MAX)
+        check_int("pages", self.pages, 2, INT32_MAX)
+        ends = check_ints("eos_token_ids", self.eos_token_ids, 0, self.vocab_size - 1)
+        msgspec.structs.force_setattr(self, "eos_token_ids", ends)
 
 
 @dataclass(slots=True, kw_only=True)

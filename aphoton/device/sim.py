@@ -9,23 +9,29 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import anyio
+import msgspec
 import numpy as np
 from anyio.abc import TaskStatus
 from numpy.typing import NDArray
 
-from aphoton.device.base import PENDING, Batch, Limits, Results
+from aphoton.checks import check_float, check_int, check_ints
+from aphoton.device.base import INT32_MAX, PENDING, Batch, Limits, Results
+from aphoton.errors import InvalidRequest
 from aphoton.sampling import RowSampling
 
 __all__ = ["SimCosts", "SimDevice", "SimFault", "SimModel"]
+
+MOST_SECONDS = 1e9
+MOST_VOCABULARY = 1 << 20
+"""The name of each token is made when the model is loaded."""
 
 
 class SimFault(RuntimeError):
     """The scheduler broke a rule of the device: something that a step in flight can touch was given away."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SimCosts:
-    """What a step costs, in seconds of virtual time.
+class SimCosts(msgspec.Struct, frozen=True, kw_only=True):
+    """What a step costs, in seconds of virtual time. Every value is checked when the struct is made.
 
     :ivar launch: host, to launch a forward.
     :ivar forward: device, per forward.
@@ -42,15 +48,18 @@ class SimCosts:
     copy: float = 0.05e-3
     commit: float = 0.5e-3
 
+    def __post_init__(self) -> None:
+        for name in self.__struct_fields__:
+            check_float(name, getattr(self, name), 0.0, MOST_SECONDS)
+
 
 def scripted_token(history: tuple[int, ...], seed: int, vocab_size: int) -> int:
     """The default script: a token that depends on every token before it and on the seed."""
     return hash((seed, *history)) % vocab_size
 
 
-@dataclass(slots=True, kw_only=True)
-class SimModel:
-    """A scripted model for ``Engine(SimModel(...))``.
+class SimModel(msgspec.Struct, frozen=True, kw_only=True):
+    """A scripted model for ``Engine(SimModel(...))``. Every value is checked when the struct is made.
 
     :ivar script: (history, seed, vocab_size) -> token: what follows a row's tokens so far, prompt and output.
     :ivar probe: called with the name of each call of the device as it begins (``launch``, ``sample``, ``results``); it
@@ -61,10 +70,27 @@ class SimModel:
     vocab_size: int = 1000
     max_model_len: int = 4096
     eos_token_ids: tuple[int, ...] = (0,)
-    costs: SimCosts = field(default_factory=SimCosts)
+    costs: SimCosts = SimCosts()
     script: Callable[[tuple[int, ...], int, int], int] = scripted_token
     probe: Callable[[str], None] | None = None
     turns: tuple[int, ...] = (1,)
+
+    def __post_init__(self) -> None:
+        check_int("vocab_size", self.vocab_size, 1, MOST_VOCABULARY)
+        check_int("max_model_len", self.max_model_len, 1, INT32_MAX)
+        ends = check_ints("eos_token_ids", self.eos_token_ids, 0, self.vocab_size - 1)
+        if not isinstance(self.costs, SimCosts):
+            raise InvalidRequest("costs", f"must be SimCosts, not {self.costs!r:.80}")
+        if not callable(self.script):
+            raise InvalidRequest("script", f"must be a function, not {self.script!r:.80}")
+        if self.probe is not None and not callable(self.probe):
+            raise InvalidRequest("probe", f"must be a function, not {self.probe!r:.80}")
+        turns = check_ints("turns", self.turns, 1)
+        if not turns:
+            raise InvalidRequest("turns", "must hold at least one number")
+        # The caller's own lists may change after they have been checked.
+        msgspec.structs.force_setattr(self, "eos_token_ids", ends)
+        msgspec.structs.force_setattr(self, "turns", turns)
 
 
 @dataclass(slots=True)
@@ -147,7 +173,7 @@ class SimDevice:
         state = self._slots[slot]
         if not state.sampled:
             raise SimFault(f"slot {slot} was read before it was sampled")
-        for _ in range(max(1, self._model.turns[self._reads % len(self._model.turns)])):
+        for _ in range(self._model.turns[self._reads % len(self._model.turns)]):
             await asyncio.sleep(0)
         self._reads += 1
         self._host = max(self._host, state.ready)

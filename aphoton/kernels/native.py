@@ -147,14 +147,12 @@ class NativeDecoder:
         final_norm, head = weights.final_norm.float().contiguous(), weights.lm_head.contiguous()
         library.aphoton_set_head(self._handle, c_void_p(final_norm.data_ptr()), c_void_p(head.data_ptr()))
 
-    def forward(self, step: Step, kv: Pages, out: Tensor | None = None) -> Tensor:
+    def forward(self, step: Step, kv: Pages) -> Tensor:
         """Runs one step: writes its keys and values into ``kv`` and returns each row's next-token logits.
 
         Other threads run meanwhile: the interpreter's lock is released. Two forwards at once take turns.
 
         :param kv: of this model's layers, KV heads, head_dim and dtype.
-        :param out: [n or more, V] float32: the logits go into its first n rows, and it stays the caller's. None: into
-            a new tensor.
         :returns: [n, V] float32, of each row's last token.
         :raises ValueError: for a step or a cache that does not fit this decoder; nothing has been written then.
         """
@@ -163,19 +161,16 @@ class NativeDecoder:
         if (layers, kv_heads, head_dim) != self._layout:
             raise ValueError(f"a KV cache of {tuple(data.shape)} is not one of this model")
         rows, width = step.tables.shape
-        if out is None:
-            out = torch.empty(rows, self._vocab_size)
-        elif out.shape[0] < rows or out.shape[1:] != (self._vocab_size,):
-            raise ValueError(f"logits of {rows} rows do not fit {tuple(out.shape)}")
         if not len(step.starts) == len(step.lengths) == rows:
             raise ValueError("starts, lengths and tables are of different rows")
+        logits = torch.empty(rows, self._vocab_size, dtype=torch.float32, device="cpu")
         arguments = _Step(
             tokens=_address(step.tokens, torch.int64),
             starts=_address(step.starts, torch.int32),
             lengths=_address(step.lengths, torch.int32),
             tables=_address(step.tables, torch.int32),
             kv=_address(data, self._dtype),
-            logits=_address(out, torch.float32),
+            logits=logits.data_ptr(),
             rows=rows,
             total=len(step.tokens),
             table_width=width,
@@ -188,7 +183,7 @@ class NativeDecoder:
             raise MemoryError(f"no memory for the buffers of a step of {len(step.tokens)} tokens")
         if problem:
             raise ValueError(PROBLEMS[problem])
-        return out[:rows]
+        return logits
 
     def _set_layer(self, library: ctypes.CDLL, index: int, layer: LayerWeights, window: int | None) -> None:
         vectors = {

@@ -3,10 +3,10 @@
 from aphoton.models.checkpoint import Checkpoint, find_checkpoint, open_checkpoint
 from aphoton.models.config import ModelConfig, RopeScaling
 from aphoton.models.decoder import Decoder
-from aphoton.models.hub import pull, resolve
-from aphoton.models.progress import Progress
+from aphoton.models.hub import resolve
 from aphoton.models.random import RandomCheckpoint, random_checkpoint
 from aphoton.models.step import StepInput
+from aphoton.progress import Progress
 
 __all__ = [
     "Checkpoint",
@@ -18,7 +18,6 @@ __all__ = [
     "StepInput",
     "find_checkpoint",
     "open_checkpoint",
-    "pull",
     "random_checkpoint",
     "resolve",
 ]

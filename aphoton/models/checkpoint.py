@@ -12,8 +12,8 @@ from aphoton.models.config import ModelConfig
 from aphoton.models.folder import FolderCheckpoint
 from aphoton.models.gguf import GGUFCheckpoint
 from aphoton.models.hub import resolve
-from aphoton.models.progress import Progress
 from aphoton.models.random import PREFIX, random_checkpoint
+from aphoton.progress import Progress
 from aphoton.text.tokenizer import Tokenizer
 
 __all__ = ["Checkpoint", "find_checkpoint", "open_checkpoint"]

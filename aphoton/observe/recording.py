@@ -71,6 +71,12 @@ class Recording:
         return [span for span in self.spans if span.phase == "idle"]
 
     @property
+    def idle_share(self) -> float:
+        """The share of the busy spells in which the device waited for the host, 0 to 1."""
+        busy, idle = (sum(span.end - span.begin for span in spans) for spans in (self.device, self.idle))
+        return idle / (busy + idle) if busy + idle else 0.0
+
+    @property
     def ticks(self) -> list[Tick]:
         """The host's phases, turn by turn."""
         return list(_ticks(span for span in self.spans if span.phase in HOST_PHASES))

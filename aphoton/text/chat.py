@@ -22,51 +22,35 @@ class ChatTemplate:
 
     Compiled when first used. Safe to use from several threads at once.
 
-    :param source: the template; None for a model that has none, which then refuses to chat.
     :param bos_token, eos_token: the model's, as text, for the template to put in.
     """
 
-    def __init__(self, source: str | None, *, bos_token: str = "", eos_token: str = "") -> None:
+    def __init__(self, source: str, *, bos_token: str = "", eos_token: str = "") -> None:
         self.source = source
         self.bos_token = bos_token
         self.eos_token = eos_token
 
-    def render(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        add_generation_prompt: bool = True,
-        *,
-        tools: Sequence[Any] | None = None,
-        documents: Sequence[Any] | None = None,
-        **extra: Any,
-    ) -> str:
-        """The prompt. Encode it without adding special tokens: the template has put them in.
+    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt, up to the start of an answer. Encode it without adding special tokens: the template has put them
+        in.
 
         :param messages: each with a ``role`` and a ``content``: text, or a list of ``{"type": "text", "text": ...}``,
             whose texts are joined. An assistant's content may be None beside ``tool_calls``. Other keys go to the
             template as they are.
-        :param add_generation_prompt: end with the start of an answer.
-        :param extra: further names for the template, such as ``enable_thinking``.
         :raises InvalidRequest: for a message of another form, naming it, and for what the template refuses.
         :raises ModelError: for a template that is not Jinja.
         """
-        if self.source is None:
-            raise InvalidRequest(
-                "messages", "this model has no chat template; give a prompt to generate() or stream() instead"
-            )
         checked = _check_messages(messages)
         template = self._template
         try:
             text = template.render(
-                **{
-                    "bos_token": self.bos_token,
-                    "eos_token": self.eos_token,
-                    **extra,
-                    "messages": checked,
-                    "tools": tools,
-                    "documents": documents,
-                    "add_generation_prompt": add_generation_prompt,
-                }
+                messages=checked,
+                add_generation_prompt=True,
+                # Templates ask whether these are none, and a name that is not defined is not none.
+                tools=None,
+                documents=None,
+                bos_token=self.bos_token,
+                eos_token=self.eos_token,
             )
             text.encode()
         except UnicodeEncodeError:
@@ -84,7 +68,7 @@ class ChatTemplate:
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
         try:
-            return environment.from_string(self.source or "")
+            return environment.from_string(self.source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(
                 f"the model's chat template is not valid Jinja: {error.message} (line {error.lineno})"

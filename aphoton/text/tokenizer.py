@@ -92,15 +92,15 @@ class Tokenizer(ABC):
         return self.vocabulary.pieces[token_id] if 0 <= token_id < self.vocab_size else b""
 
 
-def check_unicode(text: str) -> bytes:
+def check_unicode(text: str, field: str = "text") -> bytes:
     """``text`` in UTF-8.
 
-    :raises InvalidRequest: for text with a lone surrogate.
+    :raises InvalidRequest: for text with a lone surrogate, naming ``field``.
     """
     try:
         return text.encode()
     except UnicodeEncodeError as error:
         at = error.start
         raise InvalidRequest(
-            "prompt", f"is not Unicode text: a lone surrogate U+{ord(text[at]):04X} at character {at}"
+            field, f"is not Unicode text: a lone surrogate U+{ord(text[at]):04X} at character {at}"
         ) from None

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from typer.testing import CliRunner, Result
 
 from aphoton.cli import app
+from aphoton.cli.peer import transformers_settings
 from aphoton.models import random_checkpoint
 
 
@@ -37,22 +38,8 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model folder with a tokenizer and a chat template: random weights, and no end token."""
     folder = tmp_path_factory.mktemp("talker")
     checkpoint = random_checkpoint("random:tiny")
-    shape = checkpoint.config
     save_file(dict(checkpoint.weights()), folder / "model.safetensors")
-    config = {
-        "architectures": ["LlamaForCausalLM"],
-        "vocab_size": shape.vocab_size,
-        "hidden_size": shape.hidden_size,
-        "intermediate_size": shape.intermediate_size,
-        "num_hidden_layers": shape.num_layers,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "rms_norm_eps": shape.rms_norm_eps,
-        "rope_theta": shape.rope_theta,
-        "max_position_embeddings": shape.max_model_len,
-        "tie_word_embeddings": False,
-    }
+    config = {"architectures": ["LlamaForCausalLM"], **transformers_settings(checkpoint.config)}
     (folder / "config.json").write_text(json.dumps(config))
     words = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *(f"word{n}," for n in range(256))]
     tokenizer = Tokenizer(models.BPE(vocab={word: id for id, word in enumerate(words)}, merges=[]))

@@ -9,6 +9,8 @@ from cli.running import Run
 
 from aphoton import __version__
 
+FREE = [word for name in ("launch", "forward", "sampling", "copy", "commit") for word in (f"--cost-{name}", "0")]
+
 
 def test_help_and_version(run: Run) -> None:
     for command in ("pull", "generate", "chat", "bench", "trace"):
@@ -54,11 +56,17 @@ def test_runs_as_a_module() -> None:
         (["bench", "--depth", "3"], 2, "error: depth: must be from 1 to 2, not 3"),
         (["bench", "--dtype", "float32,int4"], 2, "error: dtype: must be one of"),
         (["bench", "--cost-launch", "1"], 2, "error: cost_launch: only the simulated device has costs"),
-        (["bench", "--device", "sim", "--cost-copy", "-1"], 2, "error: cost_copy: must not be negative"),
+        (["bench", "--device", "sim", "--cost-copy", "-1"], 2, "error: cost_copy: must be in [0, 1e+06], not -1"),
+        (["bench", "--device", "sim", "--cost-copy", "nan"], 2, "error: cost_copy: must be a finite number, not nan"),
+        (["trace", "--device", "sim", "--cost-launch", "inf"], 2, "error: cost_launch: must be a finite number"),
+        (["bench", "--device", "sim", *FREE], 2, "error: cost_forward: must leave a step some time"),
+        (["trace", "--device", "sim", *FREE], 2, "error: cost_forward: must leave a step some time"),
         (["bench", "--device", "sim", "--heartbeat"], 2, "error: heartbeat: means nothing on the simulated device"),
         (["bench", "--device", "sim", "--dtype", "float32"], 2, "error: dtype: means nothing on the simulated device"),
         (["bench", "--memory", "--concurrency", "1,2"], 2, "error: concurrency: does not go with --memory"),
         (["bench", "random:tiny", "--prompt-tokens", "5000"], 2, "error: prompt: 5000 tokens leave no room"),
+        (["trace", "--device", "sim", "--window", "0"], 2, "error: window: must be in [0.01, 1e+06], not 0"),
+        (["trace", "--device", "sim", "--window", "nan"], 2, "error: window: must be a finite number, not nan"),
         (["trace", "--depth", "1,2,3"], 2, "error: depth: must be from 1 to 2, not 3"),
     ],
 )
@@ -77,6 +85,10 @@ def test_a_file_that_cannot_be_written(run: Run, tmp_path: Path) -> None:
         assert result.stderr == f"error: {option}: there is no folder {missing}\n"
         result = run(command, *short, f"--{option}", str(tmp_path), code=2)
         assert result.stderr == f"error: {option}: must be a file, and {tmp_path} is a folder\n"
+    same = tmp_path / "same"
+    for picture in (same, tmp_path / ".." / tmp_path.name / "same"):
+        result = run("trace", *short, "--out", str(same), "--png", str(picture), code=2)
+        assert result.stderr == f"error: png: must be another file than the trace's, {same}\n"
     if Path("/dev/full").exists():
         result = run("trace", *short, "--out", "/dev/full", code=1)
         assert result.stderr.splitlines()[-1] == "error: No space left on device"

@@ -44,8 +44,9 @@ def test_forgets_the_oldest_turn_when_it_must(run: Run, talker: Path) -> None:
 
 
 def test_a_model_without_a_template(run: Run) -> None:
-    result = run("chat", "random:tiny", input="hi\n", code=2)
-    assert result.stderr == "error: messages: this model has no chat template: use generate() or stream()\n"
+    """It is told before anything is typed."""
+    result = run("chat", "random:tiny", input="", code=2)
+    assert result.stderr == "error: model: random:tiny has no chat template: use aphoton generate\n"
 
 
 @terminal

@@ -3,11 +3,12 @@
 import asyncio
 
 import anyio
+import msgspec
 import pytest
 from device.batches import PAGE, batch, row
 
-from aphoton import SimCosts, SimModel
-from aphoton.device.base import PENDING, Device
+from aphoton import InvalidRequest, SimCosts, SimModel
+from aphoton.device.base import PENDING, Device, Limits
 from aphoton.device.sim import SimDevice, SimFault
 from aphoton.sampling import RowSampling
 
@@ -32,6 +33,44 @@ def prefill(tokens: list[int], *, number: int = 1, page: int = 1, seed: int = 0,
     return batch(
         (number, 0, tokens), pages=[(number, 0, page)], admitted=[row(number, seed=seed, temperature=temperature)]
     )
+
+
+NAN, INF = float("nan"), float("inf")
+LIMITS = Limits(vocab_size=10, max_model_len=20, pages=2, eos_token_ids=(9,))
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "values"),
+    [
+        (SimCosts(), "launch", [-1e-9, NAN, INF, -INF, 1e10, None, "1", True]),
+        (SimCosts(), "forward_token", [-1]),
+        (SimModel(), "vocab_size", [0, -1, 2.0, True, None, 2**31]),
+        (SimModel(), "max_model_len", [0, 1.5, 2**31]),
+        (SimModel(), "eos_token_ids", [5, None, (-1,), (1000,), (1.0,), (True,)]),
+        (SimModel(), "turns", [(), (0,), (1, -1), 3, (1.0,)]),
+        (SimModel(), "costs", [None, 1.0, {"launch": 1.0}]),
+        (SimModel(), "script", [None, "script"]),
+        (SimModel(), "probe", [5]),
+        (LIMITS, "vocab_size", [0, -1, None]),
+        (LIMITS, "max_model_len", [0]),
+        (LIMITS, "pages", [0, 1, 2**31]),
+        (LIMITS, "eos_token_ids", [(10,), (-1,), 9]),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(given: msgspec.Struct, field: str, values: list[object]) -> None:
+    for value in values:
+        with pytest.raises(InvalidRequest) as caught:
+            msgspec.structs.replace(given, **{field: value})
+        assert caught.value.field == field, value
+
+
+def test_lists_are_copied() -> None:
+    ends, turns = [1, 2], [3]
+    model = SimModel(eos_token_ids=ends, turns=turns)  # type: ignore[arg-type]
+    ends.append(-1)
+    turns.append(0)
+    assert (model.eos_token_ids, model.turns) == ((1, 2), (3,))
+    assert hash(model) == hash(SimModel(eos_token_ids=(1, 2), turns=(3,)))
 
 
 def test_it_is_a_device() -> None:

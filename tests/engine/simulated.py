@@ -9,7 +9,7 @@ EOS = 256
 """The end token of models that say a text; ids below are bytes."""
 
 
-def saying(text: str, *, end: bool = True) -> SimModel:
+def saying(text: str, *, end: bool = True, probe: Callable[[str], None] | None = None) -> SimModel:
     """A model that answers any prompt of one token with ``text``, a byte a token, and then ends if ``end``, or begins
     again."""
     data = text.encode()
@@ -18,7 +18,7 @@ def saying(text: str, *, end: bool = True) -> SimModel:
         said = len(history) - 1
         return EOS if end and said >= len(data) else data[said % len(data)]
 
-    return SimModel(script=script, vocab_size=300, eos_token_ids=(EOS,))
+    return SimModel(script=script, vocab_size=300, eos_token_ids=(EOS,), probe=probe)
 
 
 class Probe:

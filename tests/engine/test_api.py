@@ -165,13 +165,21 @@ async def test_a_slow_consumer_is_merged_into() -> None:
     assert done.token_ids[: len(first.token_ids + second.token_ids)] == first.token_ids + second.token_ids
 
 
-async def test_two_readers_of_one_stream_are_told(tiny: Engine) -> None:
-    stream = tiny.stream("Hello", max_tokens=50)
-    one = asyncio.create_task(stream.completion())
-    await until(lambda: tiny.stats().running)
-    with pytest.raises(RuntimeError, match="another task"):
-        await stream.completion()
-    assert len((await one).token_ids) == 50
+async def test_two_readers_of_one_stream_are_told() -> None:
+    """While it is started, in the line of a full queue, and while it is read. The first one reads on."""
+    async with Engine(SimModel(eos_token_ids=()), max_rows=1, max_waiting=0) as engine:
+        before = asyncio.create_task(engine.generate([1], max_tokens=200))
+        stream = engine.stream([1], max_tokens=50)
+        one = asyncio.create_task(stream.completion())
+        await until(lambda: engine.stats().running and engine.stats().waiting)
+        with pytest.raises(AphotonError, match="started by another task"):
+            await anext(stream)
+        await before
+        await until(lambda: engine.stats().running)
+        for read in (stream.completion, stream.__anext__):
+            with pytest.raises(AphotonError, match="read by another task"):
+                await read()
+        assert len((await one).token_ids) == 50
 
 
 # Settings
@@ -520,11 +528,15 @@ async def test_text_of_another_type_is_refused(tiny: Engine) -> None:
             await tiny.detokenize(ids)  # type: ignore[arg-type]
         assert caught.value.field == "ids"
     assert await tiny.detokenize([]) == ""
-    with pytest.raises(InvalidRequest, match="surrogate"):
-        await tiny.generate("\ud800")
+    for field, call in (("prompt", tiny.generate), ("text", tiny.tokenize)):
+        for text in ("\ud800", "long " * 200 + "\udfff"):
+            with pytest.raises(InvalidRequest, match=rf"^{field}: .*surrogate") as caught:
+                await call(text)
+            assert caught.value.field == field
 
 
 async def test_chat_without_a_template_is_refused(tiny: Engine) -> None:
+    assert not tiny.can_chat
     for call in (tiny.chat, lambda messages: anext(tiny.chat_stream(messages))):
         with pytest.raises(InvalidRequest, match="template") as caught:
             await call([{"role": "user", "content": "Hi"}])

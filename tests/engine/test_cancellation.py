@@ -142,6 +142,17 @@ class CancelledInItsBody(Consumer):
             await asyncio.Event().wait()
 
 
+class CancelledInItsContext(Consumer):
+    """The same, of a stream that somebody else holds: the context around the loop ends it."""
+
+    async def consume(self) -> None:
+        self.held = self.stream()
+        async with self.held:
+            async for piece in self.held:
+                self.pieces.append(piece)
+                await asyncio.Event().wait()
+
+
 class TimedOut(Consumer):
     async def consume(self) -> None:
         try:
@@ -253,6 +264,7 @@ WAYS: list[type[Consumer]] = [
     CancelledWhileHeld,
     CancelledCompletionWhileHeld,
     CancelledInItsBody,
+    CancelledInItsContext,
     TimedOut,
     ScopeCancelled,
     Closed,

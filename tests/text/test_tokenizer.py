@@ -346,7 +346,7 @@ def test_a_lone_surrogate_is_refused(byte_level: tokenizers.Tokenizer) -> None:
     tokenizer = Tokenizer.from_gguf(gguf_fields(byte_level))
     with pytest.raises(InvalidRequest, match=r"U\+D800 at character 2") as caught:
         tokenizer.encode("ab\ud800")
-    assert caught.value.field == "prompt"
+    assert caught.value.field == "text"
 
 
 def test_ids_outside_the_vocabulary(byte_level: tokenizers.Tokenizer) -> None:

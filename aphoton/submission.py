@@ -1,0 +1,138 @@
+"""From what a caller gives to a `Sequence` that fits: prompts, conversations and token ids, and their checks."""
+
+from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Sequence as Many
+from typing import Any, TypeVar
+
+import anyio.to_thread
+import numpy as np
+from numpy.typing import NDArray
+
+from aphoton.device.base import Limits
+from aphoton.errors import InvalidRequest, PromptTooLong
+from aphoton.sampling import RowSampling, SamplingParams
+from aphoton.scheduler import Scheduler, Sequence
+from aphoton.text import ChatTemplate, Tokenizer
+from aphoton.text.tokenizer import check_unicode
+
+__all__ = ["Ids", "Prompt", "check_ids", "encode_chat", "encode_prompt", "encode_text", "make_sequence", "off_loop"]
+
+Prompt = str | Many[int]
+Ids = NDArray[np.int32]
+T = TypeVar("T")
+
+INLINE_TEXT = 512
+"""Characters of text that are tokenized on the loop: shorter than the hop to a thread and back costs."""
+
+
+async def off_loop(size: int, work: Callable[[], T]) -> T:
+    """Do ``work`` in a thread, unless it is so small that the hop costs more."""
+    return work() if size <= INLINE_TEXT else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+
+
+async def encode_text(field: str, text: str, tokenizer: Tokenizer) -> list[int]:
+    """:raises InvalidRequest: for what is not text, or not Unicode."""
+    if not isinstance(text, str):
+        raise InvalidRequest(field, f"must be a string, not {type(text).__name__}")
+
+    def encode() -> list[int]:
+        check_unicode(text, field)
+        return tokenizer.encode(text)
+
+    return await off_loop(len(text), encode)
+
+
+async def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -> Ids:
+    """:raises InvalidRequest: for what is neither text nor token ids."""
+    if isinstance(prompt, str):
+        return np.array(await encode_text("prompt", prompt, tokenizer), np.int32)
+    return check_ids("prompt", prompt, vocab_size)
+
+
+async def encode_chat(messages: Many[Mapping[str, Any]], tokenizer: Tokenizer, template: ChatTemplate | None) -> Ids:
+    """:raises InvalidRequest: for messages that the template does not take, or without one."""
+    if template is None:
+        raise InvalidRequest("messages", "this model has no chat template: use generate() or stream()")
+
+    def encode() -> list[int]:
+        return tokenizer.encode(template.render(messages), add_special_tokens=False)
+
+    # However short: a template is a program, and takes what time it likes.
+    return np.array(await anyio.to_thread.run_sync(encode, abandon_on_cancel=True), np.int32)
+
+
+def check_ids(field: str, ids: Iterable[int], vocab_size: int) -> Ids:
+    """Token ids from a caller, copied.
+
+    :raises InvalidRequest: unless they are integers in ``0..vocab_size - 1``.
+    """
+    refusal = InvalidRequest(field, "must be text or a list of token ids")
+    if isinstance(ids, bytes | bytearray | Mapping | Set):
+        raise refusal
+    try:
+        listed = ids if isinstance(ids, np.ndarray) else list(ids)
+        given = np.asarray(listed)
+    except (TypeError, ValueError):
+        raise refusal from None
+    if given.ndim != 1 or (given.size and given.dtype.kind not in "iu"):
+        raise refusal
+    if isinstance(listed, list) and not {bool, np.bool_}.isdisjoint(map(type, listed)):  # numpy takes True for 1
+        raise refusal
+    if given.size and (given.min() < 0 or given.max() >= vocab_size):
+        raise InvalidRequest(field, f"token ids must be from 0 to {vocab_size - 1}")
+    return given.astype(np.int32)
+
+
+def make_sequence(
+    prompt: Ids,
+    params: SamplingParams,
+    limits: Limits,
+    scheduler: Scheduler,
+    *,
+    draw_seed: Callable[[], int],
+    submitted_at: float,
+) -> Sequence:
+    """A sequence that fits.
+
+    :param draw_seed: called for a request that brings none, once it is sure to fit.
+    :raises InvalidRequest: for one that never can, saying why; `PromptTooLong` when it is its length.
+    """
+    if not len(prompt):
+        raise InvalidRequest("prompt", "must hold at least one token")
+    if prompt.max() >= limits.vocab_size:  # an added token of a tokenizer that knows more than the model
+        raise InvalidRequest("prompt", f"token {prompt.max()} is not one of the model's {limits.vocab_size}")
+    if len(prompt) >= limits.max_model_len:
+        raise PromptTooLong(
+            "prompt", f"{len(prompt)} tokens leave no room for an answer: max_model_len is {limits.max_model_len}"
+        )
+    for token in params.stop_token_ids:
+        if token >= limits.vocab_size:
+            raise InvalidRequest("stop_token_ids", f"{token} is not below the vocabulary size {limits.vocab_size}")
+    room = limits.max_model_len - len(prompt)
+    limit = room if params.max_tokens is None else min(params.max_tokens, room)
+    min_tokens = min(params.min_tokens, limit)
+    pages = scheduler.pages_for(len(prompt), limit)
+    if pages > scheduler.pool.usable:
+        raise PromptTooLong(
+            "prompt",
+            f"{len(prompt)} tokens and {limit} more need {pages} KV pages, and the engine has "
+            f"{scheduler.pool.usable}: ask for fewer max_tokens, or raise kv_pages",
+        )
+    stops = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else frozenset(limits.eos_token_ids))
+    return Sequence(
+        prompt,
+        limit=limit,
+        sampling=RowSampling(
+            seed=draw_seed() if params.seed is None else params.seed,
+            temperature=float(params.temperature),
+            top_k=min(params.top_k, limits.vocab_size),
+            top_p=float(params.top_p),
+            min_p=float(params.min_p),
+            min_tokens=min_tokens,
+            banned=tuple(sorted(stops)),
+            logprobs=params.logprobs,
+        ),
+        stop_ids=stops,
+        min_tokens=min_tokens,
+        submitted_at=submitted_at,
+    )
