@@ -60,12 +60,17 @@ class CompletionStream:
         """
         if self._closed:
             raise StopAsyncIteration
-        request = await self._started()
+        # This runs for every piece of every stream, in the time that the tick has for its rows: nothing here is for show.
+        request = self._request if self._request is not None else await self._started()
         while request is not None and not request.ended:
             piece = request.take()
             if piece is not None:
                 return piece
-            await self._wait(request, tokens=True)
+            try:
+                await request.wait(tokens=True)
+            except asyncio.CancelledError:
+                self._abort(request)
+                raise
         raise StopAsyncIteration
 
     async def completion(self) -> Completion:
@@ -76,7 +81,11 @@ class CompletionStream:
         :raises AphotonError: as for a piece; `EngineClosed` when the stream was closed before it was submitted.
         """
         request = await self._open()
-        await self._wait(request, tokens=False)
+        try:
+            await request.wait(tokens=False)
+        except asyncio.CancelledError:
+            self._abort(request)
+            raise
         return request.completion()
 
     async def aclose(self) -> None:
@@ -120,10 +129,3 @@ class CompletionStream:
             if self._closed and self._request is not None:  # it was too late to cancel
                 self._abort(self._request)
         return self._request
-
-    async def _wait(self, request: Request, *, tokens: bool) -> None:
-        try:
-            await request.wait(tokens=tokens)
-        except asyncio.CancelledError:
-            self._abort(request)
-            raise

@@ -12,6 +12,7 @@ from aphoton.cli.chat import chat
 from aphoton.cli.doctor import doctor
 from aphoton.cli.generate import generate
 from aphoton.cli.missing import MissingExtra
+from aphoton.cli.prebuild import prebuild
 from aphoton.cli.pull import pull
 from aphoton.cli.terminal import say
 from aphoton.cli.trace import trace
@@ -51,7 +52,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     add_completion=False,
 )
-for command in (pull, generate, chat, bench, trace, doctor):
+for command in (pull, generate, chat, bench, trace, doctor, prebuild):
     app.command()(command)
 
 

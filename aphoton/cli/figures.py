@@ -44,6 +44,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     :ivar tokens_per_piece: more than 1 when the consumer was slower than the engine. None without streaming.
     :ivar steps: of one round.
     :ivar step_ms: from one decode step of the whole batch to the next, the median. None when there were none.
+    :ivar step_mean_ms: the same, the mean: what it takes in the long run, all pauses included.
     :ivar device_ms: the device's work on such a step, the median.
     :ivar phases_ms: the host's time in each phase of a tick, mean over all steps; ``wait`` is the loop's for others.
     :ivar wake_ms: from the end of the device's work on a step to the loop's turn that takes it, the median of the
@@ -67,6 +68,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     tokens_per_piece: float | None
     steps: int
     step_ms: float | None
+    step_mean_ms: float | None
     device_ms: float | None
     phases_ms: dict[str, float]
     wake_ms: float | None
@@ -111,6 +113,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
             tokens_per_piece=sum(round_.tokens for round_ in rounds) / pieces if pieces else None,
             steps=rounds[0].steps,
             step_ms=_median_ms(period for round_ in rounds for period in _periods(round_.decode_steps())),
+            step_mean_ms=_mean_ms([period for round_ in rounds for period in _periods(round_.decode_steps())]),
             device_ms=_median_ms(span.end - span.begin for round_ in rounds for span in round_.decode_steps()),
             phases_ms={phase: time / steps * 1e3 for phase, time in phases.items()},
             wake_ms=_median_ms(delay for round_ in rounds for delay in _wakes(round_.recording.spans)),
@@ -126,6 +129,10 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
 def _median_ms(times: Iterable[float]) -> float | None:
     known = list(times)
     return median(known) * 1e3 if known else None
+
+
+def _mean_ms(times: Sequence[float]) -> float | None:
+    return sum(times) / len(times) * 1e3 if times else None
 
 
 def _periods(steps: Sequence[Span]) -> Iterable[float]:

@@ -123,6 +123,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             phases.add_row(
                 str(run.concurrency),
                 _number(run.step_ms, 3),
+                _number(run.step_mean_ms, 3),
                 *(f"{run.phases_ms[phase]:.3f}" for phase in HOST_PHASES),
                 _number(run.device_ms, 3),
                 f"{run.idle_share:.2%}",

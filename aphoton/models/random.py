@@ -59,7 +59,7 @@ SHAPES = {
         head_dim=64,
         rms_norm_eps=1e-5,
         rope_theta=500000.0,
-        max_model_len=8192,
+        max_model_len=131072,
         tie_embeddings=True,
         dtype="bfloat16",
     ),
@@ -74,7 +74,7 @@ SHAPES = {
         head_dim=128,
         rms_norm_eps=1e-5,
         rope_theta=500000.0,
-        max_model_len=8192,
+        max_model_len=131072,
         dtype="bfloat16",
     ),
 }

@@ -1,7 +1,7 @@
 """`Detokenizer`: token ids to text, as they come."""
 
 import codecs
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,15 +33,16 @@ class Detokenizer:
         self._spaces = 0 if continues else vocabulary.leading_spaces
         self._decoder = _UTF8("replace")
 
-    def push(self, ids: Iterable[int]) -> str:
+    def push(self, ids: Sequence[int]) -> str:
         """The text that ``ids`` complete. Ids beyond the vocabulary (a padded embedding) add nothing."""
-        ids = list(ids)
         pieces = self._pieces
         try:
-            data = b"".join([pieces[i] for i in ids])
+            data = pieces[ids[0]] if len(ids) == 1 else b"".join([pieces[i] for i in ids])
         except IndexError:
             data = b"".join([pieces[i] for i in ids if i < len(pieces)])
-        return self._strip(self._decoder.decode(data))
+        # Most pieces are plain ASCII behind whole characters, and the incremental decoder is written in Python.
+        text = data.decode() if data.isascii() and not self._decoder.buffer else self._decoder.decode(data)
+        return self._strip(text) if self._spaces else text
 
     def finish(self) -> str:
         """What is left: U+FFFD when the last character is not complete. The detokenizer is as new after this."""
