@@ -60,7 +60,7 @@ class CompletionStream:
         """
         if self._closed:
             raise StopAsyncIteration
-        # This runs for every piece of every stream, in the time that the tick has for its rows: nothing here is for show.
+        # This runs for every piece of every stream, in the time that a tick has for its rows.
         request = self._request if self._request is not None else await self._started()
         while request is not None and not request.ended:
             piece = request.take()

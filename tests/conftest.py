@@ -1,5 +1,6 @@
 """Fixtures that all tests share."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -8,6 +9,22 @@ from hypothesis import settings
 
 from aphoton.errors import ModelError
 
+
+def has_gpu_driver() -> bool:
+    """Without torch, which most rooms are tested without."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True
+
+
+# Where there is no GPU, kernels run in Triton's interpreter. It must be told before anybody imports triton, and torch
+# does when transformers makes a model.
+if not has_gpu_driver():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+# Triton 3.9 warns where nothing says whether products and sums may be fused; before, they always were.
+os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 # The scheduler asserts its invariants at every step.
 os.environ.setdefault("APHOTON_DEBUG", "1")
 # An example that takes long says more about the machine than about the code; pytest-timeout ends what hangs.

@@ -8,6 +8,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aphoton.attention.prebuild import FOLDER
+from aphoton.kernels.prebuilt import prebuilt_folder
+
 __all__ = ["PrefillPlanner"]
 
 WORKSPACE = 128 << 20
@@ -33,6 +36,9 @@ class PrefillPlanner:
         windows: Sequence[int | None],
     ) -> None:
         """:param windows: the sliding windows that layers have, in tokens: a plan is made for each."""
+        if (prebuilt := prebuilt_folder()) is not None:
+            # Where FlashInfer looks first, and what it finds there it takes as it is: nothing is compared or written.
+            flashinfer.jit.env.FLASHINFER_AOT_DIR = prebuilt / FOLDER
         self._shape = (heads, kv_heads, head_dim, page_size)
         self._dtype = dtype
         workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)

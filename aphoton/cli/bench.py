@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
 import msgspec
 import typer
 
-from aphoton import Engine, InvalidRequest, SimCosts, SimModel
+from aphoton import Engine, EngineConfig, InvalidRequest, SimCosts, SimModel
 from aphoton.cli.bound import Bound, Rates, StepWork
 from aphoton.cli.comparison import PeerFigures, compare
 from aphoton.cli.costmodel import measure_cost_model
@@ -23,6 +23,7 @@ from aphoton.cli.machine import Machine
 from aphoton.cli.memory import measure_memory
 from aphoton.cli.place import check_place
 from aphoton.cli.report import Report
+from aphoton.cli.soak import measure_soak
 from aphoton.cli.terminal import out, say
 from aphoton.cli.wakeup import measure_wakeups
 from aphoton.cli.workload import Round, Workload
@@ -43,13 +44,18 @@ def bench(
     model: Annotated[str | None, typer.Argument(help=MODEL_HELP, show_default="smollm2")] = None,
     concurrency: Annotated[
         str | None,
-        typer.Option(help="Streams at once, e.g. 1,8,32.", show_default="1,8,32; 8 with --heartbeat or --memory"),
+        typer.Option(
+            help="Streams at once, e.g. 1,8,32.",
+            show_default="1,8,32; 8 with --heartbeat or --memory; --max-rows with --soak",
+        ),
     ] = None,
     prompt_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of each request.", show_default="128; 32 with --memory")
+        int | None,
+        typer.Option(min=1, help="Of each request.", show_default="128; 32 with --memory; up to 1024 with --soak"),
     ] = None,
     output_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of each request.", show_default="128; 16 with --memory")
+        int | None,
+        typer.Option(min=1, help="Of each request.", show_default="128; 16 with --memory; up to 256 with --soak"),
     ] = None,
     requests: Annotated[
         int | None,
@@ -77,6 +83,14 @@ def bench(
     wakeup: Annotated[
         bool, typer.Option("--wakeup", help="Instead of speed: ways to await a CUDA event, compared.")
     ] = False,
+    soak: Annotated[
+        float | None,
+        typer.Option(
+            min=0.1,
+            metavar="SECONDS",
+            help="Instead of speed: requests of all kinds, some given up, near the engine's capacity for so long.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the prompts.")] = 0,
     json: Annotated[Path | None, typer.Option(help="Write everything to this file, too.")] = None,
     *,
@@ -86,21 +100,23 @@ def bench(
     """Measure throughput, latencies, and where the time of a step goes."""
     check_place("json", json)
     sim = settings.get("device") == "sim"
-    few = heartbeat or memory
+    streams = (
+        "8" if heartbeat or memory else str(settings.get("max_rows", EngineConfig().max_rows)) if soak else "1,8,32"
+    )
     plan = Plan(
         model=model or ("sim" if sim else "smollm2"),
         settings=settings,
         costs=costs_of(costs, model, sim=sim),
         dtypes=choices("dtype", dtype, get_args(DtypeName)),
-        depths=integers("depth", depth or ("1,2" if sim else "2"), high=2),
-        concurrency=integers("concurrency", concurrency or ("8" if few else "1,8,32"), high=4096),
+        depths=integers("depth", depth or ("1,2" if sim and not soak else "2"), high=2),
+        concurrency=integers("concurrency", concurrency or streams, high=4096),
         rounds=rounds or (1 if sim else 3),
         warmup=warmup,
         heartbeat=heartbeat,
         against=against,
         workload=Workload(
-            prompt_tokens=prompt_tokens or (32 if memory else 128),
-            output_tokens=output_tokens or (16 if memory else 128),
+            prompt_tokens=prompt_tokens or (32 if memory else 1024 if soak else 128),
+            output_tokens=output_tokens or (16 if memory else 256 if soak else 128),
             requests=requests or (2000 if memory else None),
             stream=stream,
             seed=seed,
@@ -126,10 +142,28 @@ def bench(
             depth=len(plan.depths) > 1,
             concurrency=len(plan.concurrency) > 1,
         )
-    report = asyncio.run(_memory(plan) if memory else _wakeup(plan) if wakeup else _speed(plan))
+    if soak:
+        _refuse(
+            "does not go with --soak, which sends requests of all kinds to one engine",
+            against=against,
+            heartbeat=heartbeat,
+            memory=memory,
+            wakeup=wakeup,
+            requests=requests,
+            stream=not stream,
+            dtype=len(plan.dtypes) > 1,
+            depth=len(plan.depths) > 1,
+            concurrency=len(plan.concurrency) > 1,
+        )
+    work = _soak(plan, soak) if soak else _memory(plan) if memory else _wakeup(plan) if wakeup else _speed(plan)
+    report = asyncio.run(work)
     report.show(out)
     if json is not None:
         json.write_bytes(report.json())
+    if report.soak is not None and (problems := report.soak.problems()):
+        for problem in problems:
+            say(f"error: {problem}")
+        raise typer.Exit(1)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -245,6 +279,16 @@ async def _memory(plan: Plan) -> Report:
     return plan.report(
         machine=machine, memory=await measure_memory(plan.model, settings, plan.workload, plan.concurrency[0])
     )
+
+
+async def _soak(plan: Plan, seconds: float) -> Report:
+    streams = plan.concurrency[0]
+    settings = {"max_rows": streams, **plan.settings, "dtype": plan.dtypes[0], "pipeline_depth": plan.depths[0]}
+    machine = Machine.here()
+    model = plan.model if plan.costs is None else SimModel(costs=plan.costs)
+    cuda = plan.device == "cuda"
+    soak = await measure_soak(model, settings, plan.workload, seconds, concurrency=streams, cuda=cuda)
+    return plan.report(machine=machine, soak=soak)
 
 
 async def _wakeup(plan: Plan) -> Report:

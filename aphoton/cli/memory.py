@@ -12,7 +12,7 @@ from aphoton.cli.engine import open_engine
 from aphoton.cli.missing import load_extra
 from aphoton.cli.workload import Workload
 
-__all__ = ["Memory", "measure_memory"]
+__all__ = ["MEBI", "Memory", "Resident", "measure_memory"]
 
 MEBI = 1 << 20
 SAMPLES = 10
@@ -51,7 +51,7 @@ async def measure_memory(model: str, settings: dict[str, Any], workload: Workloa
 
     :raises MissingExtra: when psutil is not installed.
     """
-    resident = _Resident()
+    resident = Resident()
     before = resident.now()
     total = workload.requests or 1
     warmup = msgspec.structs.replace(workload, requests=max(2 * concurrency, total // 20))
@@ -89,7 +89,7 @@ async def measure_memory(model: str, settings: dict[str, Any], workload: Workloa
     )
 
 
-class _Resident:
+class Resident:
     """This process's resident memory, now or, as a context, its peak: looked at every few milliseconds in a thread.
 
     :ivar peak: MiB, of the last or present context.

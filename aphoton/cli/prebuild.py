@@ -37,10 +37,10 @@ def prebuild(
 ) -> None:
     """Compile what a model needs on a GPU, without one, so that an engine starts without compiling.
 
-    It takes minutes, nvcc, and the libraries in the versions that will run the model; so do it where the image is
-    built. The engine settings must be those of the engine.
+    It takes minutes, nvcc, and the libraries in the versions that will run the model: do it where the image is built.
+    The settings must be those of the engine. Several models may go into one folder.
     """
-    from aphoton.kernels.prebuilt import VARIABLE, parse_arch, seal  # brings torch
+    from aphoton.kernels.prebuilt import VARIABLE, begin, parse_arch, seal  # brings torch
 
     config = EngineConfig(**settings)
     capability = parse_arch(arch)
@@ -50,17 +50,16 @@ def prebuild(
     with FetchBar() as bar:
         source = _source(model, config, bar)
     dtype = _dtype(config)
-    out.mkdir(parents=True, exist_ok=True)
+    begin(out, arch)
     with tempfile.TemporaryDirectory() as scratch:
         libcuda = _libcuda(Path(scratch))
-        begin = time.perf_counter()
+        since = time.perf_counter()
         count = _triton(source, config, dtype, out, capability, libcuda)
-        _report("Triton", count, begin)
-        begin = time.perf_counter()
-        _report("FlashInfer", _flashinfer(source, dtype, out, arch, libcuda, scratch), begin)
+        _report("Triton", count, since)
+        since = time.perf_counter()
+        _report("FlashInfer", _flashinfer(source, dtype, out, arch, libcuda, scratch), since)
     seal(
         out,
-        arch,
         model=model,
         **{name: getattr(config, name) for name in ("max_rows", "page_size")},
         max_model_len=source.max_model_len,
@@ -71,8 +70,8 @@ def prebuild(
     typer.echo(f"export {VARIABLE}={out.absolute()}")
 
 
-def _report(what: str, count: int, begin: float) -> None:
-    say(f"{what}: {count} modules, {time.perf_counter() - begin:.0f} s")
+def _report(what: str, count: int, since: float) -> None:
+    say(f"{what}: {count} modules, {time.perf_counter() - since:.0f} s")
 
 
 def _source(model: str, config: EngineConfig, progress: FetchBar) -> "Source":
@@ -133,6 +132,7 @@ def _libcuda(folder: Path) -> Path:
 def _triton(
     source: "Source", config: EngineConfig, dtype: "torch.dtype", out: Path, capability: tuple[int, int], libcuda: Path
 ) -> int:
+    os.environ.pop("TRITON_INTERPRET", None)  # it takes the place of compiling
     from aphoton.kernels.triton.compiling import compile_only
 
     compiled = compile_only(out, capability, libcuda)

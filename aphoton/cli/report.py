@@ -14,6 +14,7 @@ from aphoton.cli.figures import Figures, Spread
 from aphoton.cli.heartbeat import Heartbeat
 from aphoton.cli.machine import Machine
 from aphoton.cli.memory import Memory
+from aphoton.cli.soak import Soak
 from aphoton.cli.wakeup import Wakeup
 from aphoton.cli.workload import Workload
 from aphoton.observe.timeline import HOST_PHASES
@@ -21,7 +22,7 @@ from aphoton.observe.timeline import HOST_PHASES
 __all__ = ["Report"]
 
 
-LEFT = ("engine", "compared", "resident memory", "strategy")
+LEFT = ("engine", "compared", "resident memory", "strategy", "soak")
 """Columns of words."""
 WIDTH = 120
 """Columns of a table that goes to no terminal."""
@@ -47,6 +48,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     transformers: list[PeerFigures] = []
     ratios: list[Ratio] = []
     memory: Memory | None = None
+    soak: Soak | None = None
     wakeups: list[Wakeup] = []
     cost_model: CostModel | None = None
 
@@ -72,6 +74,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             _show_peers(console, self.transformers, self.ratios, self.transformers_version or "")
         if self.memory is not None:
             _show_memory(console, self.memory)
+        if self.soak is not None:
+            _show_soak(console, self.soak)
         if self.wakeups:
             _show_wakeups(console, self.wakeups)
         if self.cost_model is not None:
@@ -79,13 +83,19 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def _asked(self) -> str:
         work = self.workload
-        text = f"prompts of {work.prompt_tokens} random tokens, {work.output_tokens} new tokens each, greedy"
-        text += f", {'streamed' if work.stream else 'awaited'}"
-        if self.memory is None:
-            text += f"; {self.rounds} round{'s' if self.rounds > 1 else ''}"
+        if self.soak is not None:
+            text = f"prompts of up to {work.prompt_tokens} random tokens, up to {work.output_tokens} new tokens each"
+            text += ", sampled in many ways"
+        else:
+            text = f"prompts of {work.prompt_tokens} random tokens, {work.output_tokens} new tokens each, greedy"
+            text += f", {'streamed' if work.stream else 'awaited'}"
+            if self.memory is None:
+                text += f"; {self.rounds} round{'s' if self.rounds > 1 else ''}"
         if self.settings:
             text += "; " + ", ".join(f"{name} {value}" for name, value in self.settings.items())
-        return text + ("; all times are virtual, but for the processor's" if self.device == "sim" else "")
+        if self.device == "sim":
+            text += "; all times are real" if self.soak else "; all times are virtual, but for the processor's"
+        return text
 
     def _show_runs(self, console: Console, engine: str, runs: list[Figures]) -> None:
         where = "at the consumer" if runs[0].measured_at == "consumer" else "in the engine"
@@ -105,19 +115,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         _print(console, speed)
         phases = _table(
             f"{engine}: ms per step",
-            (
-                "streams",
-                "step",
-                "launch",
-                "wait",
-                "commit",
-                "sample",
-                "device",
-                "idle",
-                "decode idle",
-                "wake-up",
-                "zombies",
-            ),
+            ("streams", "step", "(mean)", *HOST_PHASES, "device", "idle", "decode idle", "wake-up", "zombies"),
         )
         for run in runs:
             phases.add_row(
@@ -207,6 +205,34 @@ def _show_memory(console: Console, memory: Memory) -> None:
     table.add_row("first engine, peak", f"{memory.first_peak:.1f}")
     table.add_row("after it was closed", f"{memory.between:.1f}")
     table.add_row("second engine, peak", f"{memory.second_peak:.1f}", style="bold")
+    _print(console, table)
+
+
+def _show_soak(console: Console, soak: Soak) -> None:
+    engine = ", ".join(part for part in (soak.dtype, f"{soak.kernels} kernels", f"depth {soak.depth}") if part)
+    table = _table(
+        f"{engine}: capacity {soak.capacity:.1f} requests a second with {soak.concurrency} at once, "
+        f"{soak.rate:.1f} a second sent; times at the consumer",
+        ("soak", ""),
+    )
+    ways = ", ".join(f"{count} by {way}" for way, count in soak.cancelled.items()) or "none"
+    cancelled = f"{sum(soak.cancelled.values())} ({ways}; {soak.unseen} before any token)"
+    table.add_row("seconds", f"{soak.seconds:.1f}")
+    table.add_row("requests", str(soak.requests))
+    table.add_row("finished", str(soak.finished))
+    table.add_row("cancelled", cancelled)
+    table.add_row("failed", str(sum(soak.failed.values())), style="bold red" if soak.failed else None)
+    table.add_row("tok/s", f"{soak.tok_s:.1f}")
+    table.add_row("TTFT, p50 / p99 in ms", _spread(soak.ttft))
+    table.add_row("ITL, p50 / p99 in ms", _spread(soak.itl))
+    table.add_row("most running / waiting", f"{soak.most_running} / {soak.most_waiting}")
+    left = ("-" if held is None else str(held) for held in (soak.pages_used, soak.rows, soak.zombies))
+    table.add_row("pages / rows / zombies held at the end", " / ".join(left), style="bold")
+    _print(console, table)
+    table = _table("Memory in MiB: this process's, and on a GPU torch's and all in use", ("at, s", *soak.growth))
+    for sample in soak.memory:
+        table.add_row(f"{sample.at:.1f}", *(f"{value:.1f}" for value in sample.mib.values()))
+    table.add_row("growth", *(f"{value:+.1f}" for value in soak.growth.values()), style="bold")
     _print(console, table)
 
 

@@ -49,12 +49,14 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         """
         recording = Recording(engine.timeline, engine.stats if counts else None)
         round_ = Round(concurrency=concurrency, virtual=_is_virtual(engine), before=engine.stats(), recording=recording)
-        indexes = iter(range(self.requests or concurrency))
+        # Made before the time begins: they are the app's, and would hold the loop.
+        vocab_size = engine.limits.vocab_size
+        prompts = iter([(i, self.prompt(i, vocab_size)) for i in range(self.requests or concurrency)])
         cpu, begin = time.process_time(), time.perf_counter()
         try:
             async with anyio.create_task_group() as clients:
                 for _ in range(concurrency):
-                    clients.start_soon(self._client, engine, indexes, round_)
+                    clients.start_soon(self._client, engine, prompts, round_)
         except ExceptionGroup as group:  # one request's error ends the round: say that one
             raise group.exceptions[0] from None
         finally:
@@ -63,11 +65,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         round_.after = engine.stats()
         return round_
 
-    async def _client(self, engine: Engine, indexes: Iterator[int], round_: "Round") -> None:
+    async def _client(self, engine: Engine, prompts: Iterator[tuple[int, list[int]]], round_: "Round") -> None:
         params = SamplingParams(max_tokens=self.output_tokens, ignore_eos=True)
-        vocab_size = engine.limits.vocab_size
-        for index in indexes:
-            prompt = self.prompt(index, vocab_size)
+        for index, prompt in prompts:
             if self.stream:
                 done = await _consume(engine, prompt, params, round_)
             else:

@@ -17,7 +17,7 @@ from aphoton.memory import trim_memory
 from aphoton.models import Checkpoint, Progress, RandomCheckpoint, find_checkpoint
 from aphoton.text import ByteTokenizer, ChatTemplate, Tokenizer
 
-__all__ = ["open_device"]
+__all__ = ["open_device", "open_source"]
 
 
 class Opened(NamedTuple):
@@ -41,6 +41,28 @@ def open_device(
     if cuda:
         check_cuda(config)
     checkpoint = find_checkpoint(model, progress)
+    source, tokenizer = _source(checkpoint, str(model), config, _pausing(checkpoint.weights(), pause))
+    template = _template(checkpoint, tokenizer)
+    # From here on the weights' iterator alone holds the checkpoint, and lets it go with the last of them.
+    del checkpoint
+    device = open_cuda(source, config, progress) if cuda else open_cpu(source, config)
+    trim_memory()
+    return Opened(device, tokenizer, template)
+
+
+def open_source(model: str | os.PathLike[str], config: EngineConfig, progress: Progress | None) -> Source:
+    """What `open_device` would load: for whoever needs to know, but not to run it.
+
+    :raises ModelError: when the model cannot be found or read.
+    :raises InvalidRequest: when a setting does not go with the model.
+    """
+    checkpoint = find_checkpoint(model, progress)
+    return _source(checkpoint, str(model), config, iter(()))[0]
+
+
+def _source(
+    checkpoint: Checkpoint, name: str, config: EngineConfig, weights: Iterator[tuple[str, Tensor]]
+) -> tuple[Source, Tokenizer]:
     shape = checkpoint.config
     max_model_len = config.max_model_len or shape.max_model_len
     if max_model_len > shape.max_model_len:
@@ -48,24 +70,19 @@ def open_device(
     tokenizer = checkpoint.tokenizer()
     if tokenizer is None:
         if not isinstance(checkpoint, RandomCheckpoint):
-            raise ModelError(f"{model}: has no tokenizer, expected tokenizer.json or the GGUF file's own")
+            raise ModelError(f"{name}: has no tokenizer, expected tokenizer.json or the GGUF file's own")
         tokenizer = ByteTokenizer(shape.vocab_size)
-    template = _template(checkpoint, tokenizer)
     source = Source(
         config=shape,
-        weights=_pausing(checkpoint.weights(), pause),
-        name=str(model),
+        weights=weights,
+        name=name,
         max_model_len=max_model_len,
         # Each may know an end that the other does not: a configuration's list, a vocabulary's end of turn.
         eos_token_ids=tuple(
             dict.fromkeys(i for i in (*shape.eos_token_ids, *tokenizer.eos_token_ids) if 0 <= i < shape.vocab_size)
         ),
     )
-    # From here on the weights' iterator alone holds the checkpoint, and lets it go with the last of them.
-    del checkpoint
-    device = open_cuda(source, config, progress) if cuda else open_cpu(source, config)
-    trim_memory()
-    return Opened(device, tokenizer, template)
+    return source, tokenizer
 
 
 def _pausing(weights: Iterator[tuple[str, Tensor]], pause: Callable[[], None]) -> Iterator[tuple[str, Tensor]]:

@@ -18,7 +18,7 @@ from aphoton.models.decoder import Decoder
 if TYPE_CHECKING:  # it brings FlashInfer, which the decode steps do without
     from aphoton.attention.flashinfer import PrefillPlanner
 
-__all__ = ["FusedDecoder", "MixedInput", "RowState"]
+__all__ = ["Activations", "FusedDecoder", "MixedInput", "RowState"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +47,28 @@ class MixedInput:
     positions: Tensor
     rows: Tensor
     ends: Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Activations:
+    """What the pieces of a mixed step leave to each other and to attention, in the model's dtype.
+
+    :ivar x: [T, H] the sum of all layers so far, but for ``added``.
+    :ivar q: [T, heads, D] rotated queries.
+    :ivar attended: [T, heads * D]
+    :ivar added: [T, H] of the last layer.
+    """
+
+    x: Tensor
+    q: Tensor
+    attended: Tensor
+    added: Tensor
+
+    def first(self, tokens: int) -> "Activations":
+        """Those of the first so many tokens."""
+        return Activations(
+            x=self.x[:tokens], q=self.q[:tokens], attended=self.attended[:tokens], added=self.added[:tokens]
+        )
 
 
 class FusedDecoder:
@@ -84,83 +106,124 @@ class FusedDecoder:
         :param starts: [n] int32, tokens of the row that are in the cache.
         :returns: [n, V] logits.
         """
-        config = self._config
-        x = self._empty(len(rows), config.hidden_size)
-        embed(rows, state.last, self._decoder.embed, x)
-
-        def attend(index: int, qkv: Tensor, out: Tensor) -> None:
-            layer, (keys, values) = self._decoder.layers[index], self._caches[index]
+        config, decoder = self._config, self._decoder
+        eps = config.rms_norm_eps
+        x = self._empty(len(rows), config.hidden_size)  # the sum of all layers so far
+        normed = torch.empty_like(x)
+        attended = self._empty(len(x), config.num_heads * config.head_dim)
+        gated = self._empty(len(x), config.intermediate_size)
+        embed(rows, state.last, decoder.embed, x)
+        rms_norm(x, decoder.layers[0].input_norm, eps, normed)
+        norms = [layer.input_norm for layer in decoder.layers[1:]] + [decoder.final_norm]
+        for index, (layer, (keys, values), norm) in enumerate(zip(decoder.layers, self._caches, norms, strict=True)):
             self._attention.attend(
-                qkv,
+                torch.nn.functional.linear(normed, layer.qkv, layer.qkv_bias),
                 keys,
                 values,
                 state.tables,
                 rows,
                 starts,
                 self._rotation,
-                out,
+                attended,
                 window=config.window(index) or 0,
                 q_norm=layer.q_norm,
                 k_norm=layer.k_norm,
-                eps=config.rms_norm_eps,
+                eps=eps,
             )
-
-        return self._run(x, attend, None)
-
-    def mixed(self, step: MixedInput, state: RowState, planner: "PrefillPlanner") -> Tensor:
-        """Prompts and single tokens together.
-
-        :param planner: with this step planned.
-        :returns: [n, V] logits of each row's last token.
-        """
-        config = self._config
-        tokens = torch.where(step.tokens < 0, state.last[step.rows], step.tokens)
-        x = torch.nn.functional.embedding(tokens, self._decoder.embed)
-        q = self._empty(len(x), config.num_heads, config.head_dim)
-
-        def attend(index: int, qkv: Tensor, out: Tensor) -> None:
-            layer, (keys, values) = self._decoder.layers[index], self._caches[index]
-            rope_append(
-                qkv,
-                q,
-                keys,
-                values,
-                state.tables,
-                step.rows,
-                step.positions,
-                self._rotation,
-                heads=config.num_heads,
-                kv_heads=config.num_kv_heads,
-                head_dim=config.head_dim,
-                q_norm=layer.q_norm,
-                k_norm=layer.k_norm,
-                eps=config.rms_norm_eps,
-            )
-            planner.attend(q, keys, values, config.window(index), out.view_as(q))
-
-        return self._run(x, attend, step.ends)
-
-    def _run(self, x: Tensor, attend: Callable[[int, Tensor, Tensor], None], ends: Tensor | None) -> Tensor:
-        """The layers over [T, H] embeddings ``x``, which is overwritten: it holds the sum of all layers so far."""
-        config, decoder = self._config, self._decoder
-        eps = config.rms_norm_eps
-        normed = torch.empty_like(x)
-        attended = self._empty(len(x), config.num_heads * config.head_dim)
-        gated = self._empty(len(x), config.intermediate_size)
-        rms_norm(x, decoder.layers[0].input_norm, eps, normed)
-        for index, layer in enumerate(decoder.layers):
-            attend(index, torch.nn.functional.linear(normed, layer.qkv, layer.qkv_bias), attended)
             added = torch.nn.functional.linear(attended, layer.o, layer.o_bias)
             add_rms_norm(added, x, layer.post_norm, eps, normed)
             silu_mul(torch.nn.functional.linear(normed, layer.gate_up), gated)
-            added = torch.nn.functional.linear(gated, layer.down)
-            if index + 1 < len(decoder.layers):
-                add_rms_norm(added, x, decoder.layers[index + 1].input_norm, eps, normed)
-        if ends is not None:
-            added, x = added[ends], x[ends]
-            normed = torch.empty_like(x)
-        add_rms_norm(added, x, decoder.final_norm, eps, normed)
+            add_rms_norm(torch.nn.functional.linear(gated, layer.down), x, norm, eps, normed)
         return torch.nn.functional.linear(normed, decoder.lm_head)
+
+    def mixed(
+        self,
+        step: MixedInput,
+        state: RowState,
+        planner: "PrefillPlanner",
+        activations: Activations | None = None,
+        run: Callable[[int], None] | None = None,
+    ) -> Tensor:
+        """Prompts and single tokens together: `piece`, attention, `piece`, and so on.
+
+        :param planner: with this step planned.
+        :param activations: for as many tokens as the step has, or more. None: made here.
+        :param run: runs a piece on them, which has been captured. None: it is enqueued here.
+        :returns: [n, V] logits of each row's last token.
+        """
+        config, decoder = self._config, self._decoder
+        count = len(step.tokens)
+        acts = self.activations(count) if activations is None else activations
+        attended = acts.attended.view_as(acts.q)[:count]
+        for index, (keys, values) in enumerate(self._caches):
+            if run is None:
+                self.piece(index, step, state, acts)
+            else:
+                run(index)
+            planner.attend(acts.q[:count], keys, values, config.window(index), attended)
+        if run is None:
+            self.piece(self.pieces - 1, step, state, acts)
+        else:
+            run(self.pieces - 1)
+        added, x = acts.added[step.ends], acts.x[step.ends]
+        normed = torch.empty_like(x)
+        add_rms_norm(added, x, decoder.final_norm, config.rms_norm_eps, normed)
+        return torch.nn.functional.linear(normed, decoder.lm_head)
+
+    @property
+    def pieces(self) -> int:
+        """Of a mixed step."""
+        return self._config.num_layers + 1
+
+    def activations(self, tokens: int) -> Activations:
+        """For mixed steps of so many tokens."""
+        config = self._config
+        return Activations(
+            x=self._empty(tokens, config.hidden_size),
+            q=self._empty(tokens, config.num_heads, config.head_dim),
+            attended=self._empty(tokens, config.num_heads * config.head_dim),
+            added=self._empty(tokens, config.hidden_size),
+        )
+
+    def piece(self, index: int, step: MixedInput, state: RowState, acts: Activations) -> None:
+        """What is between two attentions: from behind that of layer ``index - 1`` up to that of layer ``index``.
+
+        Everything that changes from step to step is in device memory, so that it can be captured in a CUDA graph.
+        """
+        config, decoder = self._config, self._decoder
+        eps = config.rms_norm_eps
+        normed = torch.empty_like(acts.x)
+        if index == 0:
+            tokens = torch.where(step.tokens < 0, state.last[step.rows], step.tokens)
+            torch.index_select(decoder.embed, 0, tokens, out=acts.x)
+            rms_norm(acts.x, decoder.layers[0].input_norm, eps, normed)
+        else:
+            layer = decoder.layers[index - 1]
+            added = torch.nn.functional.linear(acts.attended, layer.o, layer.o_bias)
+            add_rms_norm(added, acts.x, layer.post_norm, eps, normed)
+            gated = self._empty(len(acts.x), config.intermediate_size)
+            silu_mul(torch.nn.functional.linear(normed, layer.gate_up), gated)
+            torch.mm(gated, layer.down.t(), out=acts.added)
+            if index == config.num_layers:
+                return
+            add_rms_norm(acts.added, acts.x, decoder.layers[index].input_norm, eps, normed)
+        layer, (keys, values) = decoder.layers[index], self._caches[index]
+        rope_append(
+            torch.nn.functional.linear(normed, layer.qkv, layer.qkv_bias),
+            acts.q,
+            keys,
+            values,
+            state.tables,
+            step.rows,
+            step.positions,
+            self._rotation,
+            heads=config.num_heads,
+            kv_heads=config.num_kv_heads,
+            head_dim=config.head_dim,
+            q_norm=layer.q_norm,
+            k_norm=layer.k_norm,
+            eps=eps,
+        )
 
     def _empty(self, *shape: int) -> Tensor:
         return torch.empty(shape, dtype=self._decoder.dtype, device=self._decoder.device)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import pytest
 import torch
 import transformers
+from engine.prompts import PROMPTS, TOKENS
 from engine.waiting import idle
 
 from aphoton import Completion, Engine
@@ -17,35 +18,6 @@ from aphoton.kernels import native_available
 from aphoton.models import open_checkpoint
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(400)]
-
-TOKENS = 64
-LONG = " ".join(
-    f"On day {day} the ship's log says: wind {day * 7 % 12} from the {['north', 'south', 'east', 'west'][day % 4]}, "
-    f"{day * 13 % 50} miles made, and the cook served {['beans', 'rice', 'fish', 'bread'][day * 3 % 4]}."
-    for day in range(1, 34)
-)
-PROMPTS = [
-    "a",
-    "1",
-    "\n",
-    "The capital of France is",
-    "Once upon a time, in a small village by the sea,",
-    "def fibonacci(n):\n    ",
-    "#include <stdio.h>\n\nint main(void) {\n",
-    "SELECT name, COUNT(*) FROM orders",
-    "<html>\n<head>\n<title>",
-    "La Révolution française commence en",
-    "Die Hauptstadt von Deutschland ist",
-    "El perro de mi vecino",
-    "Москва — столица",
-    "今天天气很好，我们",
-    "日本の首都は",
-    "대한민국의 수도는",
-    "عاصمة مصر هي",
-    "I love 🍕 and 🎉! My favourite emoji are 🙂",
-    "<|im_start|>user\nWhat is 2+2?<|im_end|>\n<|im_start|>assistant\n",
-    LONG,
-]
 
 
 @contextmanager

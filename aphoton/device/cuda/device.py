@@ -3,6 +3,7 @@
 import contextlib
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
 import anyio
@@ -16,15 +17,16 @@ from torch import Tensor
 from aphoton.attention import KVCache
 from aphoton.device.base import Batch, Limits, Results
 from aphoton.device.cuda.clock import DeviceClock, StepEvents
-from aphoton.device.cuda.graphs import DecodeGraphs, buckets
+from aphoton.device.cuda.graphs import DecodeGraphs, PieceGraphs, buckets, token_buckets
 from aphoton.device.cuda.sampler import CudaSampler
 from aphoton.device.cuda.slot import SlotBuffers
+from aphoton.device.cuda.staging import ALIGNED
 from aphoton.device.cuda.streams import return_streams, take_streams
 from aphoton.device.cuda.wakeup import EventWait
 from aphoton.kernels.triton.page_update import update_tables
 from aphoton.memory import trim_memory
 from aphoton.models import Decoder
-from aphoton.models.fused import FusedDecoder, MixedInput, RowState
+from aphoton.models.fused import Activations, FusedDecoder, MixedInput, RowState
 from aphoton.models.step import StepInput
 
 if TYPE_CHECKING:  # it brings FlashInfer, which the torch kernels do without
@@ -53,6 +55,7 @@ class CudaDevice:
         limits: Limits,
         *,
         max_rows: int,
+        prompt_tokens: int,
         max_step_tokens: int,
         planners: "tuple[PrefillPlanner, PrefillPlanner] | None",
         device: torch.device,
@@ -61,7 +64,8 @@ class CudaDevice:
         """Captures the graphs, which takes seconds, and runs the largest step once, so that no memory is taken later.
 
         :param decoder: the fused one, or the reference, which has no graphs and waits for the device now and then.
-        :param max_step_tokens: the most prompt tokens that a step feeds.
+        :param prompt_tokens: that a step feeds at most, but for a longer prompt, which has a step of its own.
+        :param max_step_tokens: the longest of either.
         :param planners: of the slots, for the fused decoder.
         """
         self.limits = limits
@@ -78,13 +82,13 @@ class CudaDevice:
         self._sampler = CudaSampler(max_rows=max_rows, limits=limits, device=device)
         self._streams = take_streams(device)
         self._compute, self._send, self._fetch = self._streams
-        tokens = max_step_tokens + max_rows
+        tokens = max(max_step_tokens + max_rows, token_buckets(prompt_tokens + max_rows)[-1])
         self._slots = tuple(
             SlotBuffers(
                 planner,
                 tokens=tokens,
                 rows=max_rows,
-                pages=min(limits.pages, max_rows * columns),
+                pages=min(limits.pages, max_rows * columns) + columns,  # those of the warm-up, too
                 sampling=self._sampler.words,
                 device=device,
             )
@@ -96,16 +100,13 @@ class CudaDevice:
         self._wait = EventWait()
         self._stopped = anyio.Event()
         self._graphs: DecodeGraphs | None = None
+        self._pieces: PieceGraphs | None = None
+        self._activations: Activations | None = None
         try:
             with torch.inference_mode(), torch.cuda.device(device), self._compute:
                 self._warm_up(min(max_step_tokens, limits.max_model_len - 1))
                 if isinstance(decoder, FusedDecoder):
-                    self._graphs = DecodeGraphs(
-                        buckets(max_rows),
-                        self._capture,
-                        self._compute,
-                        lambda done, total: progress("Capturing CUDA graphs", done, total),
-                    )
+                    self._capture_all(decoder, max_rows, prompt_tokens + max_rows, progress)
         except BaseException:
             return_streams(device, self._streams)
             raise
@@ -203,6 +204,37 @@ class CudaDevice:
             staging.put(new_pages, 3 * size),
         )
 
+    def _capture_all(
+        self, decoder: FusedDecoder, max_rows: int, tokens: int, progress: Callable[[str, int, int | None], None]
+    ) -> None:
+        pool = torch.cuda.graph_pool_handle()
+        self._graphs = DecodeGraphs(
+            buckets(max_rows),
+            self._capture,
+            self._compute,
+            pool,
+            lambda done, total: progress("Capturing CUDA graphs of decode steps", done, total),
+        )
+        sizes = token_buckets(tokens)
+        self._activations = decoder.activations(sizes[-1])
+        self._inputs = torch.zeros(3 * sizes[-1], dtype=torch.int32, device=self._device)
+        self._pieces = PieceGraphs(
+            sizes,
+            decoder.pieces,
+            self._capture_piece,
+            self._compute,
+            pool,
+            lambda done, total: progress("Capturing CUDA graphs of prefills", done, total),
+        )
+
+    def _capture_piece(self, size: int, piece: int) -> None:
+        """Enqueue a piece of a step with prompts. It is of either slot: they follow each other on one stream."""
+        assert isinstance(self._decoder, FusedDecoder)
+        tokens, positions, rows = self._inputs[: 3 * size].view(3, size)
+        step = MixedInput(tokens=tokens, positions=positions, rows=rows, ends=tokens)
+        assert self._activations is not None
+        self._decoder.piece(piece, step, self._rows, self._activations.first(size))
+
     def _capture(self, slot: int, size: int) -> Tensor:
         """Enqueue a decode step of ``size`` rows for the graphs, sampled greedily."""
         state, none = self._slots[slot], np.zeros(0, np.int32)
@@ -223,14 +255,14 @@ class CudaDevice:
         positions = np.arange(len(batch.tokens), dtype=np.int32) - np.repeat(ends - lengths - starts, lengths)
         counts = -(-(starts + lengths) // self._page_size)
         held = np.arange(counts.max()) < counts[:, None]
+        size = None if self._pieces is None else self._pieces.size(len(batch.tokens))
+        # Each of the three begins at a multiple of four: see `Staging`.
+        tokens = np.zeros((3, size or -(-len(batch.tokens) // ALIGNED) * ALIGNED), np.int32)
+        tokens[:, : len(batch.tokens)] = batch.tokens, positions, token_rows
         staging = state.staging
         staging.begin()
-        step = MixedInput(
-            tokens=staging.put(batch.tokens),
-            positions=staging.put(positions),
-            rows=staging.put(token_rows),
-            ends=staging.put(ends - 1),
-        )
+        inputs = staging.put(tokens)
+        step_ends = staging.put(ends - 1)
         rows, row_counts = staging.put(batch.rows), staging.put(batch.counts)
         new_pages = staging.put(batch.new_pages)
         pages = staging.put(self._tables[batch.rows, : counts.max()][held])
@@ -241,18 +273,31 @@ class CudaDevice:
             update_tables(self._rows.tables, new_pages.view(-1, 3), len(batch.new_pages))
         if admitted is not None:
             self._sampler.admit(*admitted)
-        if isinstance(self._decoder, FusedDecoder):
+        columns = inputs.view(3, -1)[:, : len(batch.tokens)]
+        step = MixedInput(tokens=columns[0], positions=columns[1], rows=columns[2], ends=step_ends)
+        if not isinstance(self._decoder, FusedDecoder):
+            logits = self._reference(step, batch, rows, int(counts.max()))
+        else:
             assert state.planner is not None
             state.planner.plan(starts, lengths, pages)
-            logits = self._decoder.mixed(step, self._rows, state.planner)
-        else:
-            logits = self._reference(step, batch, rows, int(counts.max()))
+            if size is None:
+                logits = self._decoder.mixed(step, self._rows, state.planner)
+            else:
+                assert self._activations is not None
+                self._inputs[: inputs.numel()].copy_(inputs)
+                logits = self._decoder.mixed(
+                    step, self._rows, state.planner, self._activations.first(size), partial(self._replay_piece, size)
+                )
         # Steps with prompts take as long as they have tokens, about.
         state.kind, state.size = -len(batch.tokens).bit_length(), len(batch.rows)
         if self._sampler.needed(batch):
             self._sampler.sample(logits, batch, rows, row_counts, self._rows.last, state)
         else:
             self._sampler.greedy(logits, rows, self._rows.last, state)
+
+    def _replay_piece(self, size: int, piece: int) -> None:
+        assert self._pieces is not None
+        self._pieces.replay(size, piece)
 
     def _reference(self, step: MixedInput, batch: Batch, rows: Tensor, columns: int) -> Tensor:
         """The same by the reference decoder."""
@@ -298,7 +343,8 @@ class CudaDevice:
         """Let the model and the cache go, once the device is done with them."""
         with contextlib.suppress(RuntimeError):  # it is what ended the engine, and has been told
             torch.cuda.synchronize(self._device)
-        self._graphs = self._decoder = self._kv = None
+        self._graphs = self._pieces = self._decoder = self._kv = None
+        self._activations = None
         self._slots = ()
         return_streams(self._device, self._streams)
         torch.cuda.empty_cache()

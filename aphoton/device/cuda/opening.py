@@ -9,13 +9,14 @@ from aphoton.config import EngineConfig
 from aphoton.device.base import Device
 from aphoton.device.source import Source
 from aphoton.errors import InvalidRequest
+from aphoton.kernels.prebuilt import use_prebuilt
 from aphoton.memory import trim_memory
 from aphoton.models import Decoder, Progress
 
 if TYPE_CHECKING:  # it brings FlashInfer
     from aphoton.attention.flashinfer import PrefillPlanner
 
-__all__ = ["check_cuda", "open_cuda"]
+__all__ = ["check_cuda", "cuda_dtype", "open_cuda"]
 
 SHARE = 0.9
 """Of the memory that is free once the weights are there: what the KV cache may take of it. The rest is the graphs'."""
@@ -42,6 +43,13 @@ def check_cuda(config: EngineConfig) -> None:
             )
 
 
+def cuda_dtype(config: EngineConfig) -> torch.dtype:
+    """Of weights and cache."""
+    dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
+    assert isinstance(dtype, torch.dtype)
+    return dtype
+
+
 def open_cuda(source: Source, config: EngineConfig, progress: Progress | None) -> Device:
     """Load ``source`` onto the current GPU, and capture its graphs.
 
@@ -62,13 +70,14 @@ def open_cuda(source: Source, config: EngineConfig, progress: Progress | None) -
 
 
 def _open(source: Source, config: EngineConfig, progress: Progress | None, device: torch.device) -> Device:
+    use_prebuilt(device)
     # These need triton, which a machine without a GPU need not have.
     from aphoton.device.cuda.device import CudaDevice
     from aphoton.models.fused import FusedDecoder
 
     shape = source.config
     fused = config.kernels != "torch"
-    dtype = torch.bfloat16 if config.dtype == "auto" else getattr(torch, config.dtype)
+    dtype = cuda_dtype(config)
     decoder = Decoder.load(shape, source.weights, dtype=dtype, device=device, source=source.name)
     trim_memory()
     step_tokens = max(config.max_step_tokens, source.max_model_len)
@@ -81,6 +90,7 @@ def _open(source: Source, config: EngineConfig, progress: Progress | None, devic
         kv,
         source.limits(pages, dtype, "fused" if fused else "torch"),
         max_rows=config.max_rows,
+        prompt_tokens=config.max_step_tokens,
         max_step_tokens=step_tokens,
         planners=_planners(source, config, dtype, device) if fused else None,
         device=device,

