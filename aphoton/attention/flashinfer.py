@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import flashinfer
 import numpy as np
 import torch
+from flashinfer.utils import device_support_pdl
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -48,6 +49,7 @@ class PrefillPlanner:
             for window in dict.fromkeys(windows)
         }
         self._page_size = page_size
+        self._overlaps = device_support_pdl(device)  # asked once: it takes as long as a launch
 
     def plan(self, starts: NDArray[np.int32], lengths: NDArray[np.int32], pages: Tensor) -> None:
         """Prepare a step, once for all layers. The rows' new keys and values must be in the pages before `attend`.
@@ -85,7 +87,7 @@ class PrefillPlanner:
         :param keys: [pages, page_size, kv_heads, head_dim], ``values`` likewise.
         :param out: [T, heads, head_dim]
         """
-        self._wrappers[window].run(q, (keys, values), out=out)
+        self._wrappers[window].run(q, (keys, values), out=out, enable_pdl=self._overlaps)
 
 
 def _indptr(lengths: NDArray[np.int32]) -> Tensor:

@@ -37,6 +37,8 @@ def flashinfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
     fake.jit.core, fake.jit.env = ModuleType("flashinfer.jit.core"), ModuleType("flashinfer.jit.env")
     fake.jit.core.JitSpec = JitSpec
     fake.jit.env.FLASHINFER_AOT_DIR = Path("/package")
+    fake.utils = ModuleType("flashinfer.utils")
+    fake.utils.device_support_pdl = lambda device: False
     fake.calls = []
 
     def get_batch_prefill_module(*args: Any) -> SimpleNamespace:
@@ -46,7 +48,7 @@ def flashinfer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]
 
     fake.prefill.get_batch_prefill_module = get_batch_prefill_module
     fake.BatchPrefillWithPagedKVCacheWrapper = lambda workspace, layout, backend: SimpleNamespace()
-    for module in (fake, fake.prefill, fake.jit, fake.jit.core, fake.jit.env):
+    for module in (fake, fake.prefill, fake.utils, fake.jit, fake.jit.core, fake.jit.env):
         monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setattr(JitSpec, "build_and_load", JitSpec.build_and_load)
     for name in ("FLASHINFER_CUDA_ARCH_LIST", "LIBRARY_PATH", "FLASHINFER_DISABLE_JIT"):

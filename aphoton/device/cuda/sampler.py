@@ -44,8 +44,7 @@ class CudaSampler:
         self._draws[rows] = [sampling.temperature > 0 for sampling in admitted]
         self._min_tokens[rows] = [sampling.min_tokens for sampling in admitted]
         self._logprobs[rows] = [-1 if s.logprobs is None else s.logprobs for s in admitted]
-        records = np.stack([self._state.record(sampling) for sampling in admitted])
-        return staging.put(rows), staging.put(records)
+        return staging.put(rows), staging.put(self._state.records(admitted))
 
     def admit(self, rows: Tensor, state: Tensor) -> None:
         """Enqueue the update of the rows' state."""

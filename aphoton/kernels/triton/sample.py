@@ -1,5 +1,7 @@
 """`sample` and `SamplerState`: the whole sampler, with the rows' state on the device."""
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 import triton
@@ -32,25 +34,26 @@ class SamplerState:
         self.max_banned = max_banned
         self.data: Tensor = torch.zeros(max_rows + 1, WORDS + max_banned, dtype=torch.int32, device=device)
 
-    def record(self, sampling: RowSampling) -> NDArray[np.int32]:
-        """[8 + max_banned] a row's part of ``data``, on the host.
+    def records(self, admitted: Sequence[RowSampling]) -> NDArray[np.int32]:
+        """[k, 8 + max_banned] the rows' parts of ``data``, on the host.
 
-        :raises ValueError: when it bans more tokens than there is room for.
+        :raises ValueError: when a row bans more tokens than there is room for.
         """
-        banned = sampling.banned
-        if len(banned) > self.max_banned:
-            raise ValueError(f"{len(banned)} banned tokens are more than {self.max_banned}")
-        record = np.full(WORDS + self.max_banned, -1, np.int32)
-        record[:2] = np.array([sampling.seed], "<u8").view("<i4")
-        record[3], record[6] = min(sampling.top_k, LARGEST), min(sampling.min_tokens, LARGEST)
-        record[[2, 4, 5]] = np.array([sampling.temperature, sampling.top_p, sampling.min_p], np.float32).view(np.int32)
-        record[7] = len(banned)
-        record[WORDS : WORDS + len(banned)] = banned
-        return record
+        records = np.full((len(admitted), WORDS + self.max_banned), -1, np.int32)
+        records[:, :2] = np.array([s.seed for s in admitted], "<u8").view("<i4").reshape(-1, 2)
+        floats = np.array([(s.temperature, s.top_p, s.min_p) for s in admitted], np.float32)
+        records[:, [2, 4, 5]] = floats.view(np.int32)
+        integers = [(min(s.top_k, LARGEST), min(s.min_tokens, LARGEST), len(s.banned)) for s in admitted]
+        records[:, [3, 6, 7]] = integers
+        for record, sampling in zip(records, admitted, strict=True):
+            if len(sampling.banned) > self.max_banned:
+                raise ValueError(f"{len(sampling.banned)} banned tokens are more than {self.max_banned}")
+            record[WORDS : WORDS + len(sampling.banned)] = sampling.banned
+        return records
 
     def admit(self, sampling: RowSampling) -> None:
         """Takes the state of a row that begins, on the current stream."""
-        self.data[sampling.row].copy_(torch.from_numpy(self.record(sampling)))
+        self.data[sampling.row].copy_(torch.from_numpy(self.records([sampling])[0]))
 
 
 def sample(
