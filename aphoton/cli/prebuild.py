@@ -118,13 +118,20 @@ def _cc() -> str | None:
     return shutil.which(os.environ.get("CC") or "gcc") or shutil.which("clang")
 
 
+STUB = "".join(
+    f"void {name}(void) {{}}\n" for name in ("cuInit", "cuGetErrorString", "cuLaunchKernelEx", "cuCtxGetCurrent")
+)
+"""Functions of the driver that what is built here calls. Linkers that leave out what nothing calls (``--as-needed``,
+Ubuntu's default) would leave out a driver without them, and what they made could not be loaded."""
+
+
 def _libcuda(folder: Path) -> Path:
-    """A folder with an empty libcuda to link with: the driver brings the real one, and there is none here."""
+    """A folder with a libcuda to link with: the driver brings the real one, and there is none here."""
     compiler = _cc()
     assert compiler is not None
     library = folder / "libcuda.so.1"
-    command = [compiler, "-shared", "-Wl,-soname,libcuda.so.1", "-o", str(library), "-x", "c", os.devnull]
-    subprocess.run(command, check=True)
+    command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), "-x", "c", "-"]
+    subprocess.run(command, input=STUB.encode(), check=True)
     (folder / "libcuda.so").symlink_to(library.name)
     return folder
 

@@ -104,8 +104,8 @@ def test_something_to_link_with(tmp_path: Path) -> None:
     if command._cc() is None:
         pytest.skip("there is no C compiler")
     folder = command._libcuda(tmp_path)
-    subprocess.run(
-        [command._cc(), "-shared", "-o", str(tmp_path / "a.so"), "-x", "c", "/dev/null", f"-L{folder}", "-lcuda"],
-        check=True,
-    )
-    assert (folder / "libcuda.so.1").exists()
+    library = tmp_path / "a.so"
+    options = ["-shared", "-fPIC", "-Wl,--as-needed", "-o", str(library), "-x", "c", "-", f"-L{folder}", "-lcuda"]
+    source = b"const char *cuGetErrorString(void); const char *why(void) { return cuGetErrorString(); }"
+    subprocess.run([str(command._cc()), *options], input=source, check=True)
+    assert b"libcuda.so.1" in library.read_bytes()
