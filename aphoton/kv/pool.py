@@ -54,26 +54,26 @@ class PagePool:
         assert 0 <= count <= self._reserved, (count, self._reserved)
         self._reserved -= count
 
-    def take(self) -> int:
-        """A page against a reservation, with one reference."""
-        assert self._reserved > 0, "a page is taken against a reservation"
-        self._reserved -= 1
-        page = self._free.pop()
-        assert self._refs[page] == 0, page
-        self._refs[page] = 1
-        return page
+    def take(self, count: int) -> list[int]:
+        """Pages against a reservation, with one reference each."""
+        assert self._reserved >= count, "a page is taken against a reservation"
+        self._reserved -= count
+        pages = [self._free.pop() for _ in range(count)]
+        assert not self._refs[pages].any(), pages
+        self._refs[pages] = 1
+        return pages
 
     def retain(self, page: int) -> None:
         """One more reference to a page that is held."""
         assert self._refs[page] > 0, page
         self._refs[page] += 1
 
-    def release(self, page: int) -> None:
-        """One reference less; at none the page is free."""
-        assert self._refs[page] > 0, page
-        self._refs[page] -= 1
-        if self._refs[page] == 0:
-            self._free.append(page)
+    def release(self, pages: list[int]) -> None:
+        """One reference less, of pages that differ; at none a page is free."""
+        references = self._refs[pages] - 1
+        assert (references >= 0).all(), pages
+        self._refs[pages] = references
+        self._free += [page for page, count in zip(pages, references.tolist(), strict=True) if count == 0]
 
     def references(self, page: int) -> int:
         return int(self._refs[page])

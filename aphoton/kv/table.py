@@ -23,6 +23,12 @@ class PageTable:
         self._changes.append((row, len(pages), page))
         pages.append(page)
 
+    def extend(self, row: int, pages: list[int]) -> None:
+        """`append`, of several."""
+        held = self._pages.setdefault(row, [])
+        self._changes += [(row, index, page) for index, page in enumerate(pages, len(held))]
+        held += pages
+
     def pages(self, row: int) -> list[int]:
         """The pages of ``row``, a copy."""
         return list(self._pages.get(row, ()))

@@ -135,8 +135,7 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         row = sequence.row
-        for page in self.tables.clear(row):
-            self.pool.release(page)
+        self.pool.release(self.tables.clear(row))
         self.pool.unreserve(int(self.rows.reserved[row]))
         self.rows.release(row)
         self._tell_room()
@@ -193,23 +192,21 @@ class Scheduler:
                 break
             budget -= length
             row = self.rows.assign(sequence)
-            self.rows.reserved[row] = needed
             sequence.sampling.row = row
             sequence.admitted_at = self.now()
-            for _ in range(-(-length // self.page_size)):
-                self._take_page(row)
+            pages = -(-length // self.page_size)
+            self.tables.extend(row, self.pool.take(pages))
+            self.rows.reserved[row] = needed - pages
             del self.waiting[sequence]
             newcomers.append(sequence)
             self._tell_room()
         return newcomers
 
     def _take_pages(self, rows: NDArray[np.int32]) -> None:
-        for row in rows.tolist():
-            self._take_page(row)
-
-    def _take_page(self, row: int) -> None:
-        self.tables.append(row, self.pool.take())
-        self.rows.reserved[row] -= 1
+        """The next page of each row."""
+        for row, page in zip(rows.tolist(), self.pool.take(len(rows)), strict=True):
+            self.tables.append(row, page)
+        self.rows.reserved[rows] -= 1
 
     # Commit
 

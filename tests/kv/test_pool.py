@@ -31,14 +31,16 @@ class PoolHistory(RuleBasedStateMachine):
         self.pool.unreserve(count)
         self.reserved -= count
 
-    @precondition(lambda self: self.reserved)
-    @rule()
-    def take(self) -> None:
-        page = self.pool.take()
-        assert 1 <= page < self.pool.pages, "page 0 is padding"
-        assert page not in self.refs, "a page that somebody holds is not handed out"
-        self.refs[page] = 1
-        self.reserved -= 1
+    @rule(data=st.data())
+    def take(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(0, self.reserved))
+        pages = self.pool.take(count)
+        assert len(pages) == len(set(pages)) == count
+        for page in pages:
+            assert 1 <= page < self.pool.pages, "page 0 is padding"
+            assert page not in self.refs, "a page that somebody holds is not handed out"
+            self.refs[page] = 1
+        self.reserved -= count
 
     @precondition(lambda self: self.refs)
     @rule(data=st.data())
@@ -50,11 +52,12 @@ class PoolHistory(RuleBasedStateMachine):
     @precondition(lambda self: self.refs)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:
-        page = data.draw(st.sampled_from(sorted(self.refs)))
-        self.pool.release(page)
-        self.refs[page] -= 1
-        if not self.refs[page]:
-            del self.refs[page]
+        pages = data.draw(st.lists(st.sampled_from(sorted(self.refs)), unique=True))
+        self.pool.release(pages)
+        for page in pages:
+            self.refs[page] -= 1
+            if not self.refs[page]:
+                del self.refs[page]
 
     @invariant()
     def agrees(self) -> None:
@@ -70,21 +73,21 @@ TestPoolHistory = PoolHistory.TestCase
 def test_the_page_given_back_last_is_taken_first() -> None:
     pool = PagePool(10)
     assert pool.reserve(4)
-    pages = [pool.take() for _ in range(3)]
-    pool.release(pages[1])
-    assert pool.take() == pages[1]
+    pages = pool.take(3)
+    pool.release(pages[1:2])
+    assert pool.take(1) == pages[1:2]
 
 
 @given(st.integers(1, 5))
 def test_a_page_cannot_be_taken_without_a_promise_nor_released_twice(count: int) -> None:
     pool = PagePool(count + 1)
     with pytest.raises(AssertionError):
-        pool.take()
+        pool.take(1)
     assert pool.reserve(1)
-    page = pool.take()
-    pool.release(page)
+    (page,) = pool.take(1)
+    pool.release([page])
     with pytest.raises(AssertionError):
-        pool.release(page)
+        pool.release([page])
     with pytest.raises(AssertionError):
         pool.retain(page)
 

@@ -66,8 +66,7 @@ def pages_freed_at_finalize(patch: pytest.MonkeyPatch) -> None:
 
     def broken(self: Scheduler, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
         if sequence.row:
-            for page in self.tables.clear(sequence.row):
-                self.pool.release(page)
+            self.pool.release(self.tables.clear(sequence.row))
         finish(self, sequence, *args, **kwargs)
 
     patch.setattr(Scheduler, "finish", broken)
