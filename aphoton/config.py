@@ -11,17 +11,19 @@ __all__ = ["DeviceName", "DtypeName", "EngineConfig", "Kernels", "Overload"]
 
 DeviceName = Literal["auto", "cpu", "cuda", "sim"]
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
-Kernels = Literal["auto", "native", "torch"]
+Kernels = Literal["auto", "native", "fused", "torch"]
 Overload = Literal["wait", "raise"]
 
 
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine. Every value is checked when the struct is made.
 
-    :ivar device: where steps run. ``auto`` is the CPU, or ``sim`` for a `SimModel`.
-    :ivar dtype: of weights and KV. ``auto`` is what is fastest: bfloat16 with the native kernels, else float32.
-    :ivar kernels: on the CPU, ``native`` uses compiled kernels (needs a C compiler on the machine),
-        ``torch`` the reference; ``auto`` is native where a compiler is found.
+    :ivar device: where steps run. ``auto`` is ``cuda`` on a machine with an NVIDIA GPU, else ``cpu``; ``sim`` for a
+        `SimModel`.
+    :ivar dtype: of weights and KV. ``auto`` is what is fastest: bfloat16 on a GPU and with the native kernels, else
+        float32.
+    :ivar kernels: ``native``: compiled for this CPU (needs a C compiler on the machine); ``fused``: FlashInfer's and
+        our own, on a GPU; ``torch``: the reference, on either; ``auto``: the fastest that is there for the model.
     :ivar pipeline_depth: steps in flight: 2 launches the next forward before the last one's tokens have reached
         the host, 1 waits for them (for comparison).
     :ivar max_rows: sequences that run at the same time.

@@ -15,7 +15,7 @@ from aphoton.kernels.prebuilt import prebuilt_folder
 __all__ = ["PrefillPlanner"]
 
 WORKSPACE = 128 << 20
-"""Bytes of partial results, for rows that are split over several thread blocks."""
+"""Bytes of partial results, for rows that are split over several thread blocks: what FlashInfer's manual recommends."""
 
 
 class PrefillPlanner:
@@ -42,7 +42,7 @@ class PrefillPlanner:
             flashinfer.jit.env.FLASHINFER_AOT_DIR = prebuilt / FOLDER
         self._shape = (heads, kv_heads, head_dim, page_size)
         self._dtype = dtype
-        workspace = torch.empty(WORKSPACE, dtype=torch.uint8, device=device)
+        workspace = torch.empty(_workspace(heads, kv_heads, head_dim, device), dtype=torch.uint8, device=device)
         # Layers run one after the other, so that all windows may share the workspace.
         self._wrappers = {
             window: flashinfer.BatchPrefillWithPagedKVCacheWrapper(workspace, "NHD", backend="fa2")
@@ -95,3 +95,13 @@ def _indptr(lengths: NDArray[np.int32]) -> Tensor:
     begins = np.zeros(len(lengths) + 1, np.int32)
     np.cumsum(lengths, out=begins[1:])
     return torch.from_numpy(begins)
+
+
+def _workspace(heads: int, kv_heads: int, head_dim: int, device: torch.device) -> int:
+    """Bytes that the largest plan needs: two blocks of queries for each multiprocessor, a float32 sum for each query.
+
+    The recommended size is too small for many query heads that share few KV heads.
+    """
+    processors = torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 0
+    queries = 64 if head_dim >= 256 else 128
+    return max(WORKSPACE, heads * max(2 * processors // kv_heads, 1) * queries * (head_dim + 1) * 4 + 4096)

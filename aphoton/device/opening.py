@@ -37,7 +37,9 @@ def open_device(
     :raises ModelError: when the model cannot be found, read or run.
     :raises InvalidRequest: when a setting does not go with the model or with this machine.
     """
-    cuda = config.device == "cuda" or (config.device == "auto" and torch.cuda.is_available())
+    cuda = config.device == "cuda" or (
+        config.device == "auto" and config.kernels != "native" and torch.cuda.is_available()
+    )
     if cuda:
         check_cuda(config)
     checkpoint = find_checkpoint(model, progress)

@@ -42,6 +42,8 @@ def _native(config: EngineConfig) -> bool:
 
     :raises InvalidRequest: when they are asked for by name and cannot be had.
     """
+    if config.kernels == "fused":
+        raise InvalidRequest("kernels", "the fused kernels run on a GPU: on the CPU choose auto, native or torch")
     if config.kernels == "torch" or (config.kernels == "auto" and config.dtype == "float16"):
         return False
     reason = "they have no float16" if config.dtype == "float16" else native_available()

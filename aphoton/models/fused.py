@@ -99,12 +99,12 @@ class FusedDecoder:
             max_batch=max_rows,
         )
 
-    def decode(self, rows: Tensor, starts: Tensor, state: RowState) -> Tensor:
+    def decode(self, rows: Tensor, starts: Tensor, state: RowState, out: Tensor) -> None:
         """One token of each row: its last one.
 
         :param rows: [n] int32, which rows; 0 for padding.
         :param starts: [n] int32, tokens of the row that are in the cache.
-        :returns: [n, V] logits.
+        :param out: [n, V] logits.
         """
         config, decoder = self._config, self._decoder
         eps = config.rms_norm_eps
@@ -134,7 +134,7 @@ class FusedDecoder:
             add_rms_norm(added, x, layer.post_norm, eps, normed)
             silu_mul(torch.nn.functional.linear(normed, layer.gate_up), gated)
             add_rms_norm(torch.nn.functional.linear(gated, layer.down), x, norm, eps, normed)
-        return torch.nn.functional.linear(normed, decoder.lm_head)
+        torch.mm(normed, decoder.lm_head.t(), out=out)
 
     def mixed(
         self,

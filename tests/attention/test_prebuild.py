@@ -84,7 +84,13 @@ def test_planners_look_there_first(flashinfer: Any, tmp_path: Path, monkeypatch:
 
     def planner() -> None:
         room.PrefillPlanner(
-            heads=4, kv_heads=2, head_dim=64, page_size=16, dtype=torch.bfloat16, device="cpu", windows=[None]
+            heads=4,
+            kv_heads=2,
+            head_dim=64,
+            page_size=16,
+            dtype=torch.bfloat16,
+            device=torch.device("cpu"),
+            windows=[None],
         )
 
     def looks_in() -> Path:

@@ -71,6 +71,12 @@ def test_a_model_that_the_native_kernels_cannot_run(monkeypatch: pytest.MonkeyPa
     assert caught.value.field == "kernels"
 
 
+def test_fused_kernels_on_a_cpu() -> None:
+    with pytest.raises(InvalidRequest, match="run on a GPU") as caught:
+        limits(kernels="fused", device="cpu")
+    assert caught.value.field == "kernels"
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_cuda_without_a_gpu() -> None:
     with pytest.raises(InvalidRequest, match="NVIDIA") as caught:

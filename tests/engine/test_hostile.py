@@ -9,7 +9,7 @@ from tokenizers import Tokenizer as Tokenizers
 from tokenizers.models import BPE
 
 from aphoton import Engine, InvalidRequest, SimModel
-from aphoton.device import opening
+from aphoton.device import source
 from aphoton.models import RandomCheckpoint
 from aphoton.models.random import SHAPES
 from aphoton.text import Tokenizer
@@ -63,11 +63,11 @@ async def test_a_top_p_below_every_probability_is_greedy(top_p: float) -> None:
 @pytest.mark.parametrize("field", ["kv_pages", "kv_memory"])
 @pytest.mark.parametrize("size", [2**31 - 2, 10**30])
 async def test_more_kv_cache_than_there_is_memory(field: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Full(opening.KVCache):
+    class Full(source.KVCache):
         def __init__(self, **shape: Any) -> None:
             raise MemoryError
 
-    monkeypatch.setattr(opening, "KVCache", Full)
+    monkeypatch.setattr(source, "KVCache", Full)
     with pytest.raises(InvalidRequest) as refused:
         await Engine("random:tiny", **{field: size}).start()
     assert refused.value.field == field

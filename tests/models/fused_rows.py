@@ -91,7 +91,7 @@ class FusedRows:
         self._page_size = page_size
         self._planner = planner
         self._fused = FusedDecoder(decoder, kv, positions=positions, max_rows=rows + padding)
-        self._device = device
+        self._device, self._dtype, self._vocab_size = device, decoder.dtype, config.vocab_size
         self._state = RowState(
             last=torch.zeros(rows + 1, dtype=torch.int32, device=device), tables=self._tensor(tables)
         )
@@ -127,7 +127,8 @@ class FusedRows:
     def decode(self, rows: Sequence[int], *, padding: int = 0) -> Tensor:
         """A step that feeds each row's last token. Returns [n, V] float32 on the host, without the padding."""
         taken = np.array([*rows, *[0] * padding], np.int32)
-        logits = self._fused.decode(self._tensor(taken), self._tensor(self.lengths[taken]), self._state)
+        logits = torch.empty(len(taken), self._vocab_size, dtype=self._dtype, device=self._device)
+        self._fused.decode(self._tensor(taken), self._tensor(self.lengths[taken]), self._state, logits)
         self.lengths[list(rows)] += 1
         return logits[: len(rows)].float().cpu()
 

@@ -30,12 +30,19 @@ class DeviceClock:
         self._last.synchronize()
         self._time = time.perf_counter()
 
-    def interval(self, events: StepEvents) -> tuple[float, float]:
-        """When the step began and ended. Both events have happened."""
+    def interval(self, events: StepEvents, launched_at: float) -> tuple[float, float]:
+        """When the step began and ended. Both events have happened.
+
+        :param launched_at: `time.perf_counter` before anything of it was enqueued: it cannot have begun before.
+        """
         began = self._time + self._last.elapsed_time(events.began) * 1e-3
         ended = began + events.began.elapsed_time(events.ended) * 1e-3
+        # The clocks drift apart, by milliseconds an hour: what cannot be says how far they are.
+        early = launched_at - began
         late = ended - time.perf_counter()
-        if late > 0:  # the clocks drift, by microseconds an hour
+        if early > 0:
+            began, ended = began + early, ended + early
+        elif late > 0:
             began, ended = began - late, ended - late
         self._last, self._time = events.ended, ended
         return began, ended

@@ -21,7 +21,7 @@ from aphoton.device.cuda.graphs import DecodeGraphs, PieceGraphs, buckets, token
 from aphoton.device.cuda.sampler import CudaSampler
 from aphoton.device.cuda.slot import SlotBuffers
 from aphoton.device.cuda.staging import ALIGNED
-from aphoton.device.cuda.streams import return_streams, take_streams
+from aphoton.device.cuda.streams import ALLOCATOR, return_streams, take_streams
 from aphoton.device.cuda.wakeup import EventWait
 from aphoton.kernels.triton.page_update import update_tables
 from aphoton.memory import trim_memory
@@ -36,6 +36,9 @@ __all__ = ["CudaDevice"]
 
 RING = 4
 """Steps whose events are kept apart: two in flight, and the one before them, from which their time is counted."""
+
+WARM_UP = 8192
+"""Tokens of the longest step that is run beforehand. A longer prompt takes memory when it comes."""
 
 
 class CudaDevice:
@@ -61,7 +64,7 @@ class CudaDevice:
         device: torch.device,
         progress: Callable[[str, int, int | None], None] = lambda what, done, total: None,
     ) -> None:
-        """Captures the graphs, which takes seconds, and runs the largest step once, so that no memory is taken later.
+        """Captures the graphs, which takes seconds, and runs a long step, so that no memory has to be taken later.
 
         :param decoder: the fused one, or the reference, which has no graphs and waits for the device now and then.
         :param prompt_tokens: that a step feeds at most, but for a longer prompt, which has a step of its own.
@@ -95,6 +98,7 @@ class CudaDevice:
             for planner in planners or (None, None)
         )
         self._events = [StepEvents() for _ in range(RING)]
+        self._serving = False
         self._launched = 0
         self._ended = 0.0
         self._wait = EventWait()
@@ -102,12 +106,18 @@ class CudaDevice:
         self._graphs: DecodeGraphs | None = None
         self._pieces: PieceGraphs | None = None
         self._activations: Activations | None = None
+        self._logits = torch.empty(max_rows, limits.vocab_size, dtype=kv.data.dtype, device=device)
+        # What has been allocated and filled so far was so on another stream.
+        self._compute.wait_stream(torch.cuda.current_stream(device))
         try:
             with torch.inference_mode(), torch.cuda.device(device), self._compute:
-                self._warm_up(min(max_step_tokens, limits.max_model_len - 1))
                 if isinstance(decoder, FusedDecoder):
                     self._capture_all(decoder, max_rows, prompt_tokens + max_rows, progress)
+                # Behind the captures, which read from the staging: it holds zeros until then, which are padding.
+                self._warm_up(max(1, min(max(prompt_tokens + max_rows, WARM_UP), limits.max_model_len - 1)))
         except BaseException:
+            with contextlib.suppress(RuntimeError):
+                self._compute.synchronize()
             return_streams(device, self._streams)
             raise
         self._clock = DeviceClock(self._compute)
@@ -146,24 +156,30 @@ class CudaDevice:
         # It is next from when the step before it ended, or else from when it was launched.
         since = max(state.launched_at, self._ended)
         await self._wait.wait(events.copied, state.kind, since)
-        began, ended = self._clock.interval(events)
+        began, ended = self._clock.interval(events, state.launched_at)
         self._ended = ended
-        self._wait.learn(state.kind, ended - since)
+        self._wait.learn(state.kind, max(0.0, ended - since))
         return state.results(began, ended)
 
     def release(self, slot: int) -> None:
         self._slots[slot].clear()
 
     async def serve(self, *, task_status: TaskStatus[None]) -> None:
+        # cuBLAS sets itself up for each thread: for the loop's now, and not in the first step.
+        with torch.inference_mode(), self._compute:
+            torch.mm(self._logits[:1], self._logits[:1].t())
+        self._serving = True
         task_status.started()
         try:
             await self._stopped.wait()
         finally:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(self._free)
+                await anyio.to_thread.run_sync(self._free, limiter=anyio.CapacityLimiter(1))
 
     def stop(self) -> None:
         self._stopped.set()
+        if not self._serving:  # it was loaded and then not wanted
+            self._free()
 
     def now(self) -> float:
         return time.perf_counter()
@@ -179,11 +195,11 @@ class CudaDevice:
         rows, counts = self._stage_decode(state, size, batch.rows, batch.starts, batch.counts, batch.new_pages)[::2]
         self._to_device(state)
         state.events.began.record(self._compute)
-        logits = self._graphs.replay(slot, size)
+        self._graphs.replay(slot, size)
         state.kind, state.size = size, size
         if self._sampler.needed(batch):
             with torch.inference_mode():
-                self._sampler.sample(logits, batch, rows, counts, self._rows.last, state)
+                self._sampler.sample(self._logits[:size], batch, rows, counts, self._rows.last, state)
 
     def _stage_decode(
         self,
@@ -211,7 +227,6 @@ class CudaDevice:
         self._graphs = DecodeGraphs(
             buckets(max_rows),
             self._capture,
-            self._compute,
             pool,
             lambda done, total: progress("Capturing CUDA graphs of decode steps", done, total),
         )
@@ -222,7 +237,6 @@ class CudaDevice:
             sizes,
             decoder.pieces,
             self._capture_piece,
-            self._compute,
             pool,
             lambda done, total: progress("Capturing CUDA graphs of prefills", done, total),
         )
@@ -235,16 +249,15 @@ class CudaDevice:
         assert self._activations is not None
         self._decoder.piece(piece, step, self._rows, self._activations.first(size))
 
-    def _capture(self, slot: int, size: int) -> Tensor:
+    def _capture(self, slot: int, size: int) -> None:
         """Enqueue a decode step of ``size`` rows for the graphs, sampled greedily."""
         state, none = self._slots[slot], np.zeros(0, np.int32)
         rows, starts, _, new_pages = self._stage_decode(state, size, none, none, none, none)
         assert isinstance(self._decoder, FusedDecoder)
         update_tables(self._rows.tables, new_pages.view(size, 3), size)
-        logits = self._decoder.decode(rows, starts, self._rows)
+        self._decoder.decode(rows, starts, self._rows, self._logits[:size])
         state.size = size
-        self._sampler.greedy(logits, rows, self._rows.last, state)
-        return logits
+        self._sampler.greedy(self._logits[:size], rows, self._rows.last, state)
 
     def _enqueue(self, state: SlotBuffers, batch: Batch) -> None:
         """A step with prompts in it, kernel by kernel."""
@@ -254,7 +267,7 @@ class CudaDevice:
         token_rows = np.repeat(batch.rows, lengths)
         positions = np.arange(len(batch.tokens), dtype=np.int32) - np.repeat(ends - lengths - starts, lengths)
         counts = -(-(starts + lengths) // self._page_size)
-        held = np.arange(counts.max()) < counts[:, None]
+        columns = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
         size = None if self._pieces is None else self._pieces.size(len(batch.tokens))
         # Each of the three begins at a multiple of four: see `Staging`.
         tokens = np.zeros((3, size or -(-len(batch.tokens) // ALIGNED) * ALIGNED), np.int32)
@@ -265,7 +278,7 @@ class CudaDevice:
         step_ends = staging.put(ends - 1)
         rows, row_counts = staging.put(batch.rows), staging.put(batch.counts)
         new_pages = staging.put(batch.new_pages)
-        pages = staging.put(self._tables[batch.rows, : counts.max()][held])
+        pages = staging.put(self._tables[np.repeat(batch.rows, counts), columns])
         admitted = self._sampler.stage(batch.admitted, staging)
         self._to_device(state)
         state.events.began.record(self._compute)
@@ -273,8 +286,8 @@ class CudaDevice:
             update_tables(self._rows.tables, new_pages.view(-1, 3), len(batch.new_pages))
         if admitted is not None:
             self._sampler.admit(*admitted)
-        columns = inputs.view(3, -1)[:, : len(batch.tokens)]
-        step = MixedInput(tokens=columns[0], positions=columns[1], rows=columns[2], ends=step_ends)
+        of_tokens = inputs.view(3, -1)[:, : len(batch.tokens)]
+        step = MixedInput(tokens=of_tokens[0], positions=of_tokens[1], rows=of_tokens[2], ends=step_ends)
         if not isinstance(self._decoder, FusedDecoder):
             logits = self._reference(step, batch, rows, int(counts.max()))
         else:
@@ -322,10 +335,10 @@ class CudaDevice:
             state.events.sent.record(self._send)
         self._compute.wait_event(state.events.sent)
 
-    def _warm_up(self, tokens: int) -> None:
-        """The longest step there can be, on the padding row, by either slot."""
+    def _warm_up(self, longest: int) -> None:
+        """A long step and a short one, on the padding row, by either slot: kernels are compiled, memory is taken."""
         none = np.zeros(0, np.int32)
-        for state in self._slots:
+        for state, tokens in zip(self._slots, (longest, 1), strict=True):
             state.events = self._events[0]
             batch = Batch(
                 rows=np.zeros(1, np.int32),
@@ -341,11 +354,16 @@ class CudaDevice:
 
     def _free(self) -> None:
         """Let the model and the cache go, once the device is done with them."""
+        if self._decoder is None:
+            return
         with contextlib.suppress(RuntimeError):  # it is what ended the engine, and has been told
-            torch.cuda.synchronize(self._device)
-        self._graphs = self._pieces = self._decoder = self._kv = None
-        self._activations = None
+            for stream in self._streams:
+                stream.synchronize()
+        self._graphs = self._pieces = self._decoder = self._kv = self._activations = None
         self._slots = ()
+        # The engine holds a method of this object, for the time.
+        del self._rows, self._sampler, self._logits
         return_streams(self._device, self._streams)
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError), ALLOCATOR:
+            torch.cuda.empty_cache()
         trim_memory()

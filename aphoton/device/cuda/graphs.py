@@ -1,10 +1,13 @@
 """Steps as CUDA graphs: `DecodeGraphs`, whole ones, and `PieceGraphs`, what is between the attentions of a prefill."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+
+from aphoton.device.cuda.streams import ALLOCATOR
 
 __all__ = ["DecodeGraphs", "PieceGraphs", "buckets", "token_buckets"]
 
@@ -31,49 +34,56 @@ def token_buckets(most: int) -> list[int]:
     return [size for index, size in enumerate(sizes) if index == 0 or sizes[index - 1] < most]
 
 
+def _capture(enqueue: Callable[[], object], pool: Pool) -> torch.cuda.CUDAGraph:
+    """What ``enqueue`` enqueues on the current stream, as a graph.
+
+    Not by ``torch.cuda.graph``, which gives all free memory back to the driver each time.
+    """
+    graph = torch.cuda.CUDAGraph()
+    with ALLOCATOR:
+        graph.capture_begin(pool=pool, capture_error_mode="thread_local")
+        try:
+            enqueue()
+        finally:
+            graph.capture_end()
+    return graph
+
+
 class DecodeGraphs:
     """Captured steps. Replaying one is a single call, whatever the number of its kernels.
 
-    All share one memory pool: they run one after the other on one stream, so that what one leaves in it, its logits
-    too, is there until the next is replayed.
+    All share one memory pool, as they run one after the other on one stream.
     """
 
     def __init__(
         self,
         sizes: Sequence[int],
-        capture: Callable[[int, int], Tensor],
-        stream: torch.cuda.Stream,
+        capture: Callable[[int, int], None],
         pool: Pool,
         progress: Callable[[int, int], None],
     ) -> None:
-        """Capture all graphs. The stream must be this thread's current one.
+        """Capture all graphs, on the current stream.
 
-        :param capture: (slot, size) -> [size, V] logits: enqueues the step, which reads from fixed places.
+        :param capture: (slot, size): enqueues the step, which reads from fixed places and writes to fixed places.
         :param progress: called with how many are done, of how many.
         """
         self.sizes = sorted(sizes)
-        self._graphs: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        self._graphs: dict[tuple[int, int], torch.cuda.CUDAGraph] = {}
         total = 2 * len(self.sizes)
         # The largest first: the others find their memory in the pool.
         for size in reversed(self.sizes):
             for slot in (0, 1):
                 capture(slot, size)  # once outside: kernels are compiled and libraries set up
-                graph = torch.cuda.CUDAGraph()
-                # Other threads of the program may use the device meanwhile.
-                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                    logits = capture(slot, size)
-                self._graphs[slot, size] = graph, logits
+                self._graphs[slot, size] = _capture(partial(capture, slot, size), pool)
                 progress(len(self._graphs), total)
 
     def size(self, rows: int) -> int:
         """The smallest captured batch size that holds ``rows``."""
-        return next(size for size in self.sizes if size >= rows)
+        return self.sizes[bisect_left(self.sizes, rows)]
 
-    def replay(self, slot: int, size: int) -> Tensor:
-        """Enqueue the step; its logits, until the next graph is replayed."""
-        graph, logits = self._graphs[slot, size]
-        graph.replay()
-        return logits
+    def replay(self, slot: int, size: int) -> None:
+        """Enqueue the step."""
+        self._graphs[slot, size].replay()
 
 
 class PieceGraphs:
@@ -88,11 +98,10 @@ class PieceGraphs:
         sizes: Sequence[int],
         pieces: int,
         capture: Callable[[int, int], None],
-        stream: torch.cuda.Stream,
         pool: Pool,
         progress: Callable[[int, int], None],
     ) -> None:
-        """Capture all graphs. The stream must be this thread's current one.
+        """Capture all graphs, on the current stream.
 
         :param capture: (size, piece): enqueues the piece of a step of so many tokens, on fixed places.
         """
@@ -101,15 +110,13 @@ class PieceGraphs:
         for number, size in enumerate(reversed(self.sizes)):
             for piece in range(pieces):
                 capture(size, piece)
-                graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                    capture(size, piece)
-                self._graphs[size, piece] = graph
+                self._graphs[size, piece] = _capture(partial(capture, size, piece), pool)
             progress(number + 1, len(self.sizes))
 
     def size(self, tokens: int) -> int | None:
         """The smallest captured number that holds ``tokens``; None when they are too many."""
-        return next((size for size in self.sizes if size >= tokens), None)
+        index = bisect_left(self.sizes, tokens)
+        return self.sizes[index] if index < len(self.sizes) else None
 
     def replay(self, size: int, piece: int) -> None:
         """Enqueue a piece."""

@@ -1,12 +1,15 @@
 """`open_cuda`: a model on a GPU."""
 
 import importlib.util
+import re
+import traceback
 from typing import TYPE_CHECKING
 
 import torch
 
 from aphoton.config import EngineConfig
 from aphoton.device.base import Device
+from aphoton.device.cuda.streams import ALLOCATOR
 from aphoton.device.source import Source
 from aphoton.errors import InvalidRequest
 from aphoton.kernels.prebuilt import use_prebuilt
@@ -18,6 +21,10 @@ if TYPE_CHECKING:  # it brings FlashInfer
 
 __all__ = ["check_cuda", "cuda_dtype", "open_cuda"]
 
+HEAD_DIMS = (64, 128, 256)
+"""Components of a head that both FlashInfer's prefill and our decode kernel take."""
+MOST_GROUP = 64
+"""Query heads that may share a KV head."""
 SHARE = 0.9
 """Of the memory that is free once the weights are there: what the KV cache may take of it. The rest is the graphs'."""
 
@@ -30,17 +37,36 @@ def check_cuda(config: EngineConfig) -> None:
             f"cuda needs an NVIDIA GPU with its driver, and a CUDA build of torch (this is {torch.__version__})",
         )
     if config.kernels == "native":
-        raise InvalidRequest("kernels", "native kernels run on the CPU: on cuda leave it at 'auto', or choose 'torch'")
-    if config.kernels == "auto":
-        if config.dtype == "float32":
-            raise InvalidRequest("dtype", "the kernels for cuda have no float32: choose bfloat16, or kernels='torch'")
-        missing = [name for name in ("flashinfer", "triton") if importlib.util.find_spec(name) is None]
-        if missing:
-            raise InvalidRequest(
-                "device",
-                f"cuda needs {' and '.join(missing)}: pip install 'aphoton[cuda]', or choose kernels='torch', "
-                "which is slower",
-            )
+        raise InvalidRequest("kernels", "native kernels run on the CPU: on cuda choose auto, fused or torch")
+    if config.kernels == "torch" or (config.kernels == "auto" and config.dtype == "float32"):
+        return
+    if config.dtype == "float32":
+        raise InvalidRequest("dtype", "the fused kernels have no float32: choose bfloat16, or kernels='torch'")
+    missing = [name for name in ("flashinfer", "triton") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise InvalidRequest(
+            "device",
+            f"cuda needs {' and '.join(missing)}: pip install 'aphoton[cuda]', or choose kernels='torch', "
+            "which is slower",
+        )
+
+
+def _fused(source: Source, config: EngineConfig) -> bool:
+    """Whether to run the fused kernels.
+
+    :raises InvalidRequest: when they are asked for by name and cannot run the model.
+    """
+    if config.kernels == "torch" or config.dtype == "float32":
+        return False
+    shape = source.config
+    reason = None
+    if shape.head_dim not in HEAD_DIMS:
+        reason = f"heads of {shape.head_dim} components, and they take {', '.join(map(str, HEAD_DIMS))}"
+    elif shape.num_heads // shape.num_kv_heads > MOST_GROUP:
+        reason = f"{shape.num_heads} query heads for {shape.num_kv_heads} KV heads"
+    if reason is not None and config.kernels == "fused":
+        raise InvalidRequest("kernels", f"the fused kernels cannot run {source.name}: it has {reason}")
+    return reason is None
 
 
 def cuda_dtype(config: EngineConfig) -> torch.dtype:
@@ -51,7 +77,7 @@ def cuda_dtype(config: EngineConfig) -> torch.dtype:
 
 
 def open_cuda(source: Source, config: EngineConfig, progress: Progress | None) -> Device:
-    """Load ``source`` onto the current GPU, and capture its graphs.
+    """Load ``source`` onto the first GPU that the program sees, and capture its graphs.
 
     :raises ModelError: when its weights cannot be read.
     :raises InvalidRequest: when a setting does not go with the model, or something does not fit in the GPU's memory.
@@ -61,36 +87,52 @@ def open_cuda(source: Source, config: EngineConfig, progress: Progress | None) -
         return _open(source, config, progress, device)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
-        torch.cuda.empty_cache()
+        asked = re.search(r"Tried to allocate [\d.]+ \w+", str(error))
+        traceback.clear_frames(error.__traceback__)  # they have the model in their variables
+        with ALLOCATOR:
+            torch.cuda.empty_cache()
         raise InvalidRequest(
             "kv_memory",
-            f"{source.name} does not fit on {torch.cuda.get_device_name(device)}: {str(error).split('.')[0]}, "
-            f"{free >> 20} of {total >> 20} MiB are free. Lower kv_memory or kv_pages, max_rows or max_step_tokens",
+            f"{source.name} does not fit on {torch.cuda.get_device_name(device)}: "
+            f"{asked[0].lower() if asked else 'out of memory'}, {free >> 20} of {total >> 20} MiB are free. "
+            "Lower kv_memory or kv_pages, max_model_len, max_rows or max_step_tokens",
         ) from error
 
 
 def _open(source: Source, config: EngineConfig, progress: Progress | None, device: torch.device) -> Device:
-    use_prebuilt(device)
+    fused = _fused(source, config)
+    if fused:
+        use_prebuilt(device)
     # These need triton, which a machine without a GPU need not have.
     from aphoton.device.cuda.device import CudaDevice
     from aphoton.models.fused import FusedDecoder
 
     shape = source.config
-    fused = config.kernels != "torch"
     dtype = cuda_dtype(config)
     decoder = Decoder.load(shape, source.weights, dtype=dtype, device=device, source=source.name)
     trim_memory()
-    step_tokens = max(config.max_step_tokens, source.max_model_len)
+    prompt_tokens = min(config.max_step_tokens, config.max_rows * source.max_model_len)
+    step_tokens = max(prompt_tokens, source.max_model_len)
     reserve = _working_memory(shape.intermediate_size + shape.hidden_size, step_tokens, dtype) + (1 << 30)
+    with ALLOCATOR:
+        torch.cuda.empty_cache()  # what an engine before left with torch
     free = torch.cuda.mem_get_info(device)[0]
     pages = source.pages(config, dtype, max(0, int((free - reserve) * SHARE)))
+    longest = -(-source.max_model_len // config.page_size)
+    if config.kv_pages is None and config.kv_memory is None and pages < longest:
+        raise InvalidRequest(
+            "max_model_len",
+            f"one sequence of {source.max_model_len} tokens needs {longest} pages of KV cache, and behind the weights "
+            f"and a step of so many tokens (about {reserve >> 20} MiB) there is memory for {pages}: {free >> 20} MiB "
+            "are free. Lower it",
+        )
     kv = source.kv_cache(config, dtype, pages, device)
     return CudaDevice(
         FusedDecoder(decoder, kv, positions=source.max_model_len, max_rows=config.max_rows) if fused else decoder,
         kv,
         source.limits(pages, dtype, "fused" if fused else "torch"),
         max_rows=config.max_rows,
-        prompt_tokens=config.max_step_tokens,
+        prompt_tokens=prompt_tokens,
         max_step_tokens=step_tokens,
         planners=_planners(source, config, dtype, device) if fused else None,
         device=device,

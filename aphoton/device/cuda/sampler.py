@@ -10,11 +10,9 @@ from aphoton.device.cuda.staging import Staging
 from aphoton.kernels.triton.argmax import argmax, argmax_scratch
 from aphoton.kernels.triton.sample import SamplerState, sample
 from aphoton.sampling import RowSampling
+from aphoton.sampling.params import MAX_STOPS
 
 __all__ = ["CudaSampler"]
-
-MAX_STOPS = 64
-"""End tokens that a request may bring of its own."""
 
 
 class CudaSampler:

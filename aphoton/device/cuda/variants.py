@@ -44,6 +44,8 @@ def launch_variants(source: Source, config: EngineConfig, dtype: torch.dtype) ->
     rows = max(config.max_rows, 2)
     state = RowState(last=_ints(rows + 1), tables=_ints(rows + 1, columns))
 
+    logits = torch.empty(rows, source.config.vocab_size, dtype=dtype, device="meta")
+
     def fused() -> FusedDecoder:
         return FusedDecoder(decoder, kv, positions=source.max_model_len, max_rows=rows)
 
@@ -51,12 +53,12 @@ def launch_variants(source: Source, config: EngineConfig, dtype: torch.dtype) ->
         usual = fused()
         for size in buckets(config.max_rows):
             update_tables(state.tables, _ints(size, 3), size)
-            usual.decode(_ints(size), _ints(size), state)
+            usual.decode(_ints(size), _ints(size), state, logits[:size])
         step = MixedInput(tokens=_ints(5), positions=_ints(5), rows=_ints(5), ends=_ints(2))
         usual.mixed(step, state, cast("PrefillPlanner", NoPlanner()))
         for splits in (1 << power for power in range(MOST_SPLITS.bit_length())):
             assume_processors(splits * source.config.num_kv_heads)  # two programs each, for a batch of two
-            fused().decode(_ints(2), _ints(2), state)
+            fused().decode(_ints(2), _ints(2), state, logits[:2])
         assume_processors(PROCESSORS)
         _sample(source, config, dtype)
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine.waiting import idle
 
-from aphoton import Completion, Engine, EngineDead, InvalidRequest
+from aphoton import Completion, Engine, EngineClosed, EngineDead, InvalidRequest, ModelError
 
 pytestmark = [
     pytest.mark.gpu,
@@ -133,10 +133,10 @@ async def test_a_fault_kills_the_engine_and_not_the_program(monkeypatch: pytest.
     calls: Iterator[int] = iter(range(1000))
     replay = DecodeGraphs.replay
 
-    def fail(self: DecodeGraphs, slot: int, size: int) -> torch.Tensor:
+    def fail(self: DecodeGraphs, slot: int, size: int) -> None:
         if next(calls) == 5:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return replay(self, slot, size)
+        replay(self, slot, size)
 
     monkeypatch.setattr(DecodeGraphs, "replay", fail)
     async with Engine(MODEL, **SETTINGS) as engine:
@@ -150,7 +150,7 @@ async def test_a_fault_kills_the_engine_and_not_the_program(monkeypatch: pytest.
 
 
 async def test_what_does_not_fit_is_said() -> None:
-    with pytest.raises(InvalidRequest, match=r"MiB are free.*kv_memory"):
+    with pytest.raises(InvalidRequest, match=r"tried to allocate [\d.]+ .*MiB are free.*kv_memory"):
         await Engine(MODEL, device="cuda", kv_pages=40_000_000).start()
     assert len(await run(2)) == 2
 
@@ -165,3 +165,68 @@ async def test_memory_does_not_grow() -> None:
         assert torch.cuda.memory_reserved() == before
     # cuBLAS keeps 64 MiB for the stream, which the next engine uses again.
     assert torch.cuda.memory_allocated() < 80 << 20
+
+
+async def test_logits_that_are_not_finite_end_their_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    from aphoton.models.fused import FusedDecoder
+
+    mixed = FusedDecoder.mixed
+
+    def broken(self: FusedDecoder, *args: Any, **kwargs: Any) -> torch.Tensor:
+        logits = mixed(self, *args, **kwargs)
+        logits[0, 5] = torch.nan
+        return logits
+
+    monkeypatch.setattr(FusedDecoder, "mixed", broken)
+    async with Engine(MODEL, **SETTINGS) as engine:
+        ended = await asyncio.gather(
+            *(engine.generate([number, 1], max_tokens=5, ignore_eos=True) for number in range(3)),
+            return_exceptions=True,
+        )
+        assert [type(one) for one in ended] == [ModelError, Completion, Completion]
+        await idle(engine)
+
+
+async def test_starting_leaves_the_page_tables_alone() -> None:
+    """More rows than a sequence has tokens: captures must not take what a warm-up left for page tables."""
+    async with Engine(MODEL, device="cuda", max_rows=64, max_model_len=256) as engine:
+        assert engine._loaded is not None
+        device: Any = engine._loaded.device
+        assert not device._rows.tables.any()
+        assert len((await engine.generate([1, 2], max_tokens=250, ignore_eos=True)).token_ids) == 250
+
+
+async def test_a_long_prompt_takes_no_memory_from_the_driver() -> None:
+    async with Engine(MODEL, **{**SETTINGS, "max_model_len": 8000, "max_step_tokens": 1024}) as engine:
+        before = torch.cuda.memory_reserved()
+        assert len((await engine.generate([7] * 7000, max_tokens=3)).token_ids) == 3
+        assert torch.cuda.memory_reserved() == before
+
+
+async def test_two_engines_at_once() -> None:
+    settings = {**SETTINGS, "max_rows": 4, "kv_pages": 200}
+    one, other = Engine(MODEL, **settings), Engine(MODEL, **settings)
+    await asyncio.gather(one.start(), other.start())
+    first, second = await asyncio.gather(
+        *(engine.generate([1, 2, 3], max_tokens=20, ignore_eos=True) for engine in (one, other))
+    )
+    assert first.token_ids == second.token_ids
+    await one.aclose()
+    assert len((await other.generate([4], max_tokens=5, ignore_eos=True)).token_ids) == 5
+    await other.aclose()
+
+
+async def test_closed_in_the_middle() -> None:
+    engine = await Engine(MODEL, **SETTINGS).start()
+    waiting = [asyncio.create_task(engine.generate(prompt, max_tokens=500)) for prompt in prompts(40)]
+    stream = engine.stream([1, 2], max_tokens=500)
+    await anext(stream)
+    await engine.aclose()
+    assert all(isinstance(one, EngineClosed) for one in await asyncio.gather(*waiting, return_exceptions=True))
+
+
+@pytest.mark.parametrize(
+    "settings", [{"page_size": 32}, {"dtype": "float16"}, {"max_rows": 1}, {"kernels": "fused"}, {"dtype": "float32"}]
+)
+async def test_other_settings(settings: dict[str, Any]) -> None:
+    assert [len(one.token_ids) for one in await run(3, **settings)] == [40, 41, 42]
