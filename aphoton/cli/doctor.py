@@ -1,14 +1,17 @@
 """``aphoton doctor``."""
 
 import importlib.util
+import os
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import NamedTuple
 
 import typer
 from rich.table import Table
 
+from aphoton.cli.compilers import find_nvcc
 from aphoton.cli.machine import Machine
 from aphoton.cli.terminal import out
 
@@ -27,14 +30,14 @@ class Finding(NamedTuple):
 
 
 def doctor() -> None:
-    """Say what this machine has, what aphoton would use of it, and what is missing."""
+    """Say what this machine has, what aphoton would use of it, and what is missing: the exit code is 1 then."""
     findings = [*_python(), *_gpu(), *_cpu()]
     table = Table(show_header=False)
     for finding in findings:
         table.add_row(finding.what, finding.found, finding.remedy and f"[yellow]{finding.remedy}[/]")
     out.print(table)
     out.print(_verdict())
-    if any(finding.remedy for finding in findings if finding.what in ("FlashInfer", "Triton") and _has_gpu()):
+    if any(finding.remedy for finding in findings):
         raise typer.Exit(1)
 
 
@@ -49,6 +52,8 @@ def _python() -> list[Finding]:
 
 def _gpu() -> list[Finding]:
     import torch
+
+    from aphoton.kernels.prebuilt import VARIABLE  # brings torch, too
 
     driver = _driver()
     findings = [Finding("driver", *driver)]
@@ -75,8 +80,15 @@ def _gpu() -> list[Finding]:
         # Without a GPU neither is of use.
         remedy = "pip install 'aphoton[cuda]'" if found is None and _has_gpu() else ""
         findings.append(Finding(name, found or "not installed", remedy))
-    compiler = shutil.which("nvcc")
-    findings.append(Finding("CUDA compiler", compiler or "none: kernels must come compiled (`aphoton prebuild`)"))
+    if (folder := os.environ.get(VARIABLE)) is not None:
+        findings.append(
+            Finding("prebuilt kernels", folder, "" if Path(folder).is_dir() else f"{VARIABLE}: no such folder")
+        )
+    compiler = find_nvcc()
+    nothing = (
+        "" if folder is not None or not _has_gpu() else "install the CUDA toolkit, or bring `aphoton prebuild`'s folder"
+    )
+    findings.append(Finding("CUDA compiler", compiler or "none", "" if compiler else nothing))
     return findings
 
 
@@ -90,11 +102,11 @@ def _cpu() -> list[Finding]:
 
 
 def _verdict() -> str:
+    from aphoton.device.cuda.opening import missing_packages
     from aphoton.kernels import native_available
 
     if _has_gpu():
-        missing = [m for m in ("flashinfer", "triton") if importlib.util.find_spec(m) is None]
-        if not missing:
+        if not missing_packages():
             return "aphoton runs on this GPU by default: device='cuda', fused kernels, bfloat16."
         return "aphoton would run on this GPU, but for what is missing above; kernels='torch' works without, slower."
     if native_available() is None:
@@ -114,7 +126,10 @@ def _driver() -> tuple[str, str]:
     if command is None:
         return "none: no NVIDIA GPU can be used", ""
     asked = [command, "--query-gpu=driver_version", "--format=csv,noheader"]
-    done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
+    try:
+        done = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=False)
+    except subprocess.TimeoutExpired:
+        return "nvidia-smi does not answer", "install NVIDIA's driver again, or restart the machine"
     lines = done.stdout.split()
     if done.returncode or not lines:
         return f"nvidia-smi fails: {(done.stderr or done.stdout).strip()[:80]}", "install NVIDIA's driver"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aphoton import EngineConfig, InvalidRequest
+from aphoton.cli.compilers import find_cc, find_nvcc
 from aphoton.cli.engine import engine_options
 from aphoton.cli.missing import MissingExtra
 from aphoton.cli.terminal import FetchBar, say
@@ -93,29 +94,14 @@ def _check_tools() -> None:
         for name in ("flashinfer", "triton")
         if importlib.util.find_spec(name) is None
     ]
-    if not missing and _nvcc() is None:
+    if not missing and find_nvcc() is None:
         missing.append("nvcc (of the CUDA toolkit; CUDA_HOME says where it is)")
     if shutil.which("ninja") is None:
         missing.append("ninja (pip install ninja)")
-    if _cc() is None:
+    if find_cc() is None:
         missing.append("a C and C++ compiler (gcc, g++)")
     if missing:
         raise MissingExtra(f"this needs {', '.join(missing)}")
-
-
-def _nvcc() -> str | None:
-    """Where FlashInfer will find it."""
-    if named := os.environ.get("FLASHINFER_NVCC"):
-        return shutil.which(named)
-    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    if home:
-        return shutil.which("nvcc", path=f"{home}/bin")
-    return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
-
-
-def _cc() -> str | None:
-    """The C compiler, as Triton chooses it."""
-    return shutil.which(os.environ.get("CC") or "gcc") or shutil.which("clang")
 
 
 STUB = "".join(
@@ -127,7 +113,7 @@ Ubuntu's default) would leave out a driver without them, and what they made coul
 
 def _libcuda(folder: Path) -> Path:
     """A folder with a libcuda to link with: the driver brings the real one, and there is none here."""
-    compiler = _cc()
+    compiler = find_cc()
     assert compiler is not None
     library = folder / "libcuda.so.1"
     command = [compiler, "-shared", "-fPIC", "-Wl,-soname,libcuda.so.1", "-o", str(library), "-x", "c", "-"]

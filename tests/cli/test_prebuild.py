@@ -101,11 +101,11 @@ def test_what_is_missing_is_said_at_once(run: Run, tmp_path: Path, monkeypatch: 
 
 
 def test_something_to_link_with(tmp_path: Path) -> None:
-    if command._cc() is None:
+    if command.find_cc() is None:
         pytest.skip("there is no C compiler")
     folder = command._libcuda(tmp_path)
     library = tmp_path / "a.so"
     options = ["-shared", "-fPIC", "-Wl,--as-needed", "-o", str(library), "-x", "c", "-", f"-L{folder}", "-lcuda"]
     source = b"const char *cuGetErrorString(void); const char *why(void) { return cuGetErrorString(); }"
-    subprocess.run([str(command._cc()), *options], input=source, check=True)
+    subprocess.run([str(command.find_cc()), *options], input=source, check=True)
     assert b"libcuda.so.1" in library.read_bytes()

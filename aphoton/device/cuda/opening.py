@@ -19,7 +19,7 @@ from aphoton.models import Decoder, Progress
 if TYPE_CHECKING:  # it brings FlashInfer
     from aphoton.attention.flashinfer import PrefillPlanner
 
-__all__ = ["check_cuda", "cuda_dtype", "open_cuda"]
+__all__ = ["check_cuda", "cuda_dtype", "missing_packages", "open_cuda"]
 
 HEAD_DIMS = (64, 128, 256)
 """Components of a head that both FlashInfer's prefill and our decode kernel take."""
@@ -42,8 +42,7 @@ def check_cuda(config: EngineConfig) -> None:
         return
     if config.dtype == "float32":
         raise InvalidRequest("dtype", "the fused kernels have no float32: choose bfloat16, or kernels='torch'")
-    missing = [name for name in ("flashinfer", "triton") if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := missing_packages():
         raise InvalidRequest(
             "device",
             f"cuda needs {' and '.join(missing)}: pip install 'aphoton[cuda]', or choose kernels='torch', "
@@ -67,6 +66,11 @@ def _fused(source: Source, config: EngineConfig) -> bool:
     if reason is not None and config.kernels == "fused":
         raise InvalidRequest("kernels", f"the fused kernels cannot run {source.name}: it has {reason}")
     return reason is None
+
+
+def missing_packages() -> list[str]:
+    """Of those that the fused kernels need, the ones that are not installed."""
+    return [name for name in ("flashinfer", "triton") if importlib.util.find_spec(name) is None]
 
 
 def cuda_dtype(config: EngineConfig) -> torch.dtype:
