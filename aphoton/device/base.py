@@ -105,10 +105,10 @@ class Device(Protocol):
     limits: Limits
 
     def launch(self, slot: int, batch: Batch) -> None:
-        """Enqueue the forward of ``batch``."""
+        """Enqueue the forward of ``batch``, or begin to: what is left follows while `results` are awaited."""
 
     def sample(self, slot: int) -> None:
-        """Enqueue sampling of the slot's forward, and the copy of its results to the host."""
+        """Enqueue sampling of the slot's forward, and the copy of its results to the host, if `launch` has not."""
 
     async def results(self, slot: int) -> Results:
         """Await the slot's results through the event loop, which gets at least one turn even when they are there."""

@@ -1,6 +1,6 @@
 """`FusedDecoder`: the forward pass of `Decoder` on CUDA, in fewer and fused kernels."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -143,8 +143,10 @@ class FusedDecoder:
         planner: "PrefillPlanner",
         activations: Activations | None = None,
         run: Callable[[int], None] | None = None,
-    ) -> Tensor:
+    ) -> Generator[None, None, Tensor]:
         """Prompts and single tokens together: `piece`, attention, `piece`, and so on.
+
+        A generator, which yields behind each layer: enqueueing takes the host milliseconds, and others wait for it.
 
         :param planner: with this step planned.
         :param activations: for as many tokens as the step has, or more. None: made here.
@@ -161,6 +163,7 @@ class FusedDecoder:
             else:
                 run(index)
             planner.attend(acts.q[:count], keys, values, config.window(index), attended)
+            yield
         if run is None:
             self.piece(self.pieces - 1, step, state, acts)
         else:

@@ -1,6 +1,6 @@
 """Rows on a `FusedDecoder`, fed as the device feeds them, and a planner that needs no FlashInfer."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -47,6 +47,16 @@ class TorchPlanner:
                 seen &= other > position - window
             attended = F.scaled_dot_product_attention(part.transpose(0, 1), key, value, attn_mask=seen, enable_gqa=True)
             target.copy_(attended.transpose(0, 1))
+
+
+def finished(step: Generator[None, None, Tensor]) -> Tensor:
+    """What the step returns, enqueued at once."""
+    while True:
+        try:
+            next(step)
+        except StopIteration as end:
+            logits: Tensor = end.value
+            return logits
 
 
 class FusedRows:
@@ -119,7 +129,7 @@ class FusedRows:
         counts = -(-(starts + lengths) // self._page_size)
         pages = [self._tables[row, :count] for row, count in zip(rows, counts, strict=True)]
         self._planner.plan(starts, lengths, self._tensor(np.concatenate(pages)))
-        logits = self._fused.mixed(step, self._state, self._planner)  # type: ignore[arg-type]
+        logits = finished(self._fused.mixed(step, self._state, self._planner))  # type: ignore[arg-type]
         self.lengths[rows] += lengths
         return logits.float().cpu()
 

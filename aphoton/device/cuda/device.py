@@ -1,8 +1,9 @@
 """`CudaDevice`: steps on one GPU."""
 
+import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,6 +38,8 @@ __all__ = ["CudaDevice"]
 RING = 4
 """Steps whose events are kept apart: two in flight, and the one before them, from which their time is counted."""
 
+HOLD = 0.5e-3
+"""Seconds of enqueueing after which the loop has a turn: a step with prompts takes milliseconds."""
 WARM_UP = 8192
 """Tokens of the longest step that is run beforehand. A longer prompt takes memory when it comes."""
 
@@ -47,8 +50,9 @@ class CudaDevice:
     One stream computes: steps run on it in the order of their launches, so what a step's sampling leaves by row
     (``RowState.last``) is there for the next forward. Copies have a stream for each direction, for a copy to the device
     must not queue behind the copy of results that are not there yet. Steps that feed one token per row are CUDA graphs;
-    steps with prompts in them are enqueued kernel by kernel. Both are sampled in the same launch: nothing of the host
-    has to be known for it.
+    steps with prompts in them are enqueued kernel by kernel, or piece by piece, and the loop has its turns in between:
+    `launch` begins that, and `results`, of whichever step, ends it. Both are sampled in the same launch: nothing of the
+    host has to be known for it.
     """
 
     def __init__(
@@ -99,6 +103,7 @@ class CudaDevice:
         )
         self._events = [StepEvents() for _ in range(RING)]
         self._serving = False
+        self._pending: Iterator[None] | None = None  # a launch that has been begun
         self._launched = 0
         self._ended = 0.0
         self._wait = EventWait()
@@ -132,19 +137,16 @@ class CudaDevice:
         state.launched_at = time.perf_counter()
         pages = batch.new_pages
         self._tables[pages[:, 0], pages[:, 1]] = pages[:, 2]
-        # Streams as contexts, not torch.cuda.stream and torch.cuda.device: those cost more than the launch.
-        with self._compute:
-            decodes = len(batch.tokens) == len(batch.rows) and not batch.admitted and int(batch.tokens.max()) < 0
-            if decodes and self._graphs is not None:
+        while self._pending is not None:  # nothing was awaited in between: there was no step in flight before
+            self._go_on()
+        decodes = len(batch.tokens) == len(batch.rows) and not batch.admitted and int(batch.tokens.max()) < 0
+        if decodes and self._graphs is not None:
+            # Streams as contexts, not torch.cuda.stream and torch.cuda.device: those cost more than the launch.
+            with self._compute:
                 self._replay(slot, state, batch)
-            else:
-                with torch.inference_mode():
-                    self._enqueue(state, batch)
-            state.events.ended.record(self._compute)
-        self._fetch.wait_event(state.events.ended)
-        with self._fetch:
-            state.fetch()
-            state.events.copied.record(self._fetch)
+        else:
+            self._pending = self._enqueue(state, batch)
+            self._go_on()
 
     def sample(self, slot: int) -> None:
         """Nothing: `launch` has enqueued it."""
@@ -153,6 +155,10 @@ class CudaDevice:
         state = self._slots[slot]
         batch, events = state.batch, state.events
         assert batch is not None and events is not None
+        while self._pending is not None:
+            await asyncio.sleep(0)
+            if self._pending is not None:
+                self._go_on()
         # It is next from when the step before it ended, or else from when it was launched.
         since = max(state.launched_at, self._ended)
         await self._wait.wait(events.copied, state.kind, since)
@@ -186,6 +192,26 @@ class CudaDevice:
 
     # Steps
 
+    def _go_on(self) -> None:
+        """Enqueue more of the launch that has been begun, until it is done or the loop should have a turn."""
+        assert self._pending is not None
+        pending, self._pending = self._pending, None
+        until = time.perf_counter() + HOLD
+        with torch.inference_mode(), self._compute:
+            for _ in pending:
+                if time.perf_counter() >= until:
+                    self._pending = pending
+                    return
+
+    def _launched_all(self, state: SlotBuffers) -> None:
+        """The step is enqueued: behind it, the copy of what it samples."""
+        assert state.events is not None
+        state.events.ended.record(self._compute)
+        self._fetch.wait_event(state.events.ended)
+        with self._fetch:
+            state.fetch()
+            state.events.copied.record(self._fetch)
+
     def _replay(self, slot: int, state: SlotBuffers, batch: Batch) -> None:
         """A decode step, as a graph. Whatever varies is in the staging, at places that depend on its size alone."""
         assert self._graphs is not None and state.events is not None
@@ -200,6 +226,7 @@ class CudaDevice:
         if self._sampler.needed(batch):
             with torch.inference_mode():
                 self._sampler.sample(self._logits[:size], batch, rows, counts, self._rows.last, state)
+        self._launched_all(state)
 
     def _stage_decode(
         self,
@@ -259,8 +286,8 @@ class CudaDevice:
         state.size = size
         self._sampler.greedy(self._logits[:size], rows, self._rows.last, state)
 
-    def _enqueue(self, state: SlotBuffers, batch: Batch) -> None:
-        """A step with prompts in it, kernel by kernel."""
+    def _enqueue(self, state: SlotBuffers, batch: Batch) -> Iterator[None]:
+        """A step with prompts in it, piece by piece or kernel by kernel. Yields now and then."""
         assert self._decoder is not None and state.events is not None
         starts, lengths = batch.starts, batch.lengths
         ends = lengths.cumsum(dtype=np.int32)
@@ -294,11 +321,11 @@ class CudaDevice:
             assert state.planner is not None
             state.planner.plan(starts, lengths, pages)
             if size is None:
-                logits = self._decoder.mixed(step, self._rows, state.planner)
+                logits = yield from self._decoder.mixed(step, self._rows, state.planner)
             else:
                 assert self._activations is not None
                 self._inputs[: inputs.numel()].copy_(inputs)
-                logits = self._decoder.mixed(
+                logits = yield from self._decoder.mixed(
                     step, self._rows, state.planner, self._activations.first(size), partial(self._replay_piece, size)
                 )
         # Steps with prompts take as long as they have tokens, about.
@@ -307,6 +334,7 @@ class CudaDevice:
             self._sampler.sample(logits, batch, rows, row_counts, self._rows.last, state)
         else:
             self._sampler.greedy(logits, rows, self._rows.last, state)
+        self._launched_all(state)
 
     def _replay_piece(self, size: int, piece: int) -> None:
         assert self._pieces is not None
@@ -348,7 +376,8 @@ class CudaDevice:
                 tokens=np.zeros(tokens, np.int32),
                 new_pages=none.reshape(0, 3),
             )
-            self._enqueue(state, batch)
+            for _ in self._enqueue(state, batch):
+                pass
             self._compute.synchronize()
             state.clear()
 
@@ -359,7 +388,7 @@ class CudaDevice:
         with contextlib.suppress(RuntimeError):  # it is what ended the engine, and has been told
             for stream in self._streams:
                 stream.synchronize()
-        self._graphs = self._pieces = self._decoder = self._kv = self._activations = None
+        self._graphs = self._pieces = self._decoder = self._kv = self._activations = self._pending = None
         self._slots = ()
         # The engine holds a method of this object, for the time.
         del self._rows, self._sampler, self._logits

@@ -55,7 +55,8 @@ def launch_variants(source: Source, config: EngineConfig, dtype: torch.dtype) ->
             update_tables(state.tables, _ints(size, 3), size)
             usual.decode(_ints(size), _ints(size), state, logits[:size])
         step = MixedInput(tokens=_ints(5), positions=_ints(5), rows=_ints(5), ends=_ints(2))
-        usual.mixed(step, state, cast("PrefillPlanner", NoPlanner()))
+        for _ in usual.mixed(step, state, cast("PrefillPlanner", NoPlanner())):
+            pass
         for splits in (1 << power for power in range(MOST_SPLITS.bit_length())):
             assume_processors(splits * source.config.num_kv_heads)  # two programs each, for a batch of two
             fused().decode(_ints(2), _ints(2), state, logits[:2])

@@ -3,7 +3,7 @@
 import asyncio
 import importlib.util
 import random
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import pytest
@@ -172,8 +172,8 @@ async def test_logits_that_are_not_finite_end_their_request_only(monkeypatch: py
 
     mixed = FusedDecoder.mixed
 
-    def broken(self: FusedDecoder, *args: Any, **kwargs: Any) -> torch.Tensor:
-        logits = mixed(self, *args, **kwargs)
+    def broken(self: FusedDecoder, *args: Any, **kwargs: Any) -> Generator[None, None, torch.Tensor]:
+        logits = yield from mixed(self, *args, **kwargs)
         logits[0, 5] = torch.nan
         return logits
 
