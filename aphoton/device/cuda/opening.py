@@ -23,6 +23,8 @@ __all__ = ["check_cuda", "cuda_dtype", "missing_packages", "open_cuda"]
 
 HEAD_DIMS = (64, 128, 256)
 """Components of a head that both FlashInfer's prefill and our decode kernel take."""
+CAPABILITY = (8, 0)
+"""Of the oldest GPUs with bfloat16 in their matrix units."""
 MOST_GROUP = 64
 """Query heads that may share a KV head."""
 SHARE = 0.9
@@ -57,14 +59,16 @@ def _fused(source: Source, config: EngineConfig) -> bool:
     """
     if config.kernels == "torch" or config.dtype == "float32":
         return False
-    shape = source.config
+    shape, capability = source.config, torch.cuda.get_device_capability()
     reason = None
     if shape.head_dim not in HEAD_DIMS:
-        reason = f"heads of {shape.head_dim} components, and they take {', '.join(map(str, HEAD_DIMS))}"
+        reason = f"it has heads of {shape.head_dim} components, and they take {', '.join(map(str, HEAD_DIMS))}"
     elif shape.num_heads // shape.num_kv_heads > MOST_GROUP:
-        reason = f"{shape.num_heads} query heads for {shape.num_kv_heads} KV heads"
+        reason = f"it has {shape.num_heads} query heads for {shape.num_kv_heads} KV heads"
+    elif capability < CAPABILITY:
+        reason = "this GPU is of compute capability {}.{}, and they need {}.{}".format(*capability, *CAPABILITY)
     if reason is not None and config.kernels == "fused":
-        raise InvalidRequest("kernels", f"the fused kernels cannot run {source.name}: it has {reason}")
+        raise InvalidRequest("kernels", f"the fused kernels cannot run {source.name}: {reason}")
     return reason is None
 
 
