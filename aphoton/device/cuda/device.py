@@ -380,6 +380,8 @@ class CudaDevice:
                 pass
             self._compute.synchronize()
             state.clear()
+        self._sampler.warm_up(self._logits)
+        self._compute.synchronize()
 
     def _free(self) -> None:
         """Let the model and the cache go, once the device is done with them."""

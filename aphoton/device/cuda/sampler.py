@@ -10,7 +10,7 @@ from aphoton.device.cuda.staging import Staging
 from aphoton.kernels.triton.argmax import argmax, argmax_scratch
 from aphoton.kernels.triton.sample import SamplerState, sample
 from aphoton.sampling import RowSampling
-from aphoton.sampling.params import MAX_STOPS
+from aphoton.sampling.params import MAX_LOGPROBS, MAX_STOPS
 
 __all__ = ["CudaSampler"]
 
@@ -66,10 +66,22 @@ class CudaSampler:
         wanted = int(self._logprobs[batch.rows].max())
         if wanted < 0:
             return
-        values = logits.float()
-        normalizer = values.logsumexp(dim=1, keepdim=True)
-        chosen = values.gather(1, slot.tokens.long()[:, None])
-        top = values.topk(min(wanted, values.shape[1]), dim=1) if wanted > 0 else None
-        slot.extra = ((chosen - normalizer).squeeze(1),)
-        if top is not None:
-            slot.extra = (*slot.extra, top.indices.int(), top.values - normalizer)
+        slot.extra = _logprobs(logits, slot.tokens, wanted)
+
+    def warm_up(self, logits: Tensor) -> None:
+        """Enqueue what is most that a step may ask for, of the padding row, so that it takes no memory later."""
+        rows = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
+        tokens, finite = torch.zeros_like(rows), torch.zeros_like(rows)
+        sample(logits, rows, rows, self._state, torch.zeros_like(rows), tokens, finite)
+        _logprobs(logits, tokens, MAX_LOGPROBS)
+
+
+def _logprobs(logits: Tensor, tokens: Tensor, wanted: int) -> tuple[Tensor, ...]:
+    """Log-probabilities of ``tokens``; if any are ``wanted``, also ids and log-probabilities of the likeliest."""
+    values = logits.float()
+    normalizer = values.logsumexp(dim=1, keepdim=True)
+    chosen = (values.gather(1, tokens.long()[:, None]) - normalizer).squeeze(1)
+    if not wanted:
+        return (chosen,)
+    top = values.topk(min(wanted, values.shape[1]), dim=1)
+    return chosen, top.indices.int(), top.values - normalizer

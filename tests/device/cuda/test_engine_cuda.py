@@ -196,10 +196,11 @@ async def test_starting_leaves_the_page_tables_alone() -> None:
         assert len((await engine.generate([1, 2], max_tokens=250, ignore_eos=True)).token_ids) == 250
 
 
-async def test_a_long_prompt_takes_no_memory_from_the_driver() -> None:
+async def test_long_prompts_and_logprobs_take_no_memory_from_the_driver() -> None:
     async with Engine(MODEL, **{**SETTINGS, "max_model_len": 8000, "max_step_tokens": 1024}) as engine:
         before = torch.cuda.memory_reserved()
         assert len((await engine.generate([7] * 7000, max_tokens=3)).token_ids) == 3
+        await asyncio.gather(*(engine.generate([number], max_tokens=3, logprobs=64) for number in range(32)))
         assert torch.cuda.memory_reserved() == before
 
 
