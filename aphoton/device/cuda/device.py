@@ -111,7 +111,7 @@ class CudaDevice:
         self._graphs: DecodeGraphs | None = None
         self._pieces: PieceGraphs | None = None
         self._activations: Activations | None = None
-        self._logits = torch.empty(max_rows, limits.vocab_size, dtype=kv.data.dtype, device=device)
+        self._logits = torch.zeros(max_rows, limits.vocab_size, dtype=kv.data.dtype, device=device)
         # What has been allocated and filled so far was so on another stream.
         self._compute.wait_stream(torch.cuda.current_stream(device))
         try:
