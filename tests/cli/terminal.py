@@ -67,11 +67,12 @@ class Terminal:
         return before
 
     def interrupt(self, text: str) -> str:
-        """Type Ctrl-C until the program writes ``text``, and again each second as a person would: input() can miss one
-        that comes in the moment between showing its prompt and waiting for a key."""
+        """Type Ctrl-C until the program writes ``text``, and again after seconds, as a person would: input() can miss
+        one that comes in the moment between showing its prompt and waiting for a key. Not after one second: on a busy
+        machine the first one may take as long, and then there are two."""
         while True:
             self.type(CTRL_C)
-            for _ in range(5):
+            for _ in range(50):
                 if text in self.text[self._read :] or not self._receive():
                     return self.expect(text)
 
