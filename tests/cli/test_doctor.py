@@ -10,7 +10,7 @@ from aphoton.cli import doctor
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_on_a_machine_without_a_gpu(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_on_a_machine_without_a_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor.shutil, "which", lambda name, path=None: None)
     monkeypatch.setenv("COLUMNS", "200")
     shown = run("doctor").stdout

@@ -1,15 +1,8 @@
-"""Where there is no GPU, the kernels run in Triton's interpreter: the same tests, on small shapes."""
-
-import os
+"""Where there is no GPU, the kernels run in Triton's interpreter (see the root's conftest): the same tests, on small
+shapes."""
 
 import pytest
 import torch
-
-# Before a kernel is defined.
-if not torch.cuda.is_available():
-    os.environ.setdefault("TRITON_INTERPRET", "1")
-# Triton 3.9 warns where nothing says whether products and sums may be fused; before, they always were.
-os.environ.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
 
 
 @pytest.fixture(scope="session")
