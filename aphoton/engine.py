@@ -29,8 +29,12 @@ from aphoton.sampling import SamplingParams
 from aphoton.scheduler import Pipeline, Scheduler, Sequence
 from aphoton.stream import CompletionStream
 from aphoton.submission import Ids, Prompt, check_ids, encode_chat, encode_prompt, encode_text, make_sequence, off_loop
+from aphoton.turnstile import Turnstile
 
 __all__ = ["Engine", "Prompt"]
+
+SUBMISSIONS = 8
+"""That are made in a turn of the loop: each takes some 50 us, and a hundred may come at once."""
 
 Encode = Callable[[Loaded], Awaitable[Ids]]
 """A request's prompt as token ids, in the terms of what is loaded."""
@@ -78,6 +82,7 @@ class Engine:
         self._scheduler: Scheduler | None = None
         self._pipeline: Pipeline | None = None
         self._door: Door | None = None
+        self._turnstile = Turnstile(SUBMISSIONS)
         self._seeds = random.Random(self.config.seed)
         self.timeline = Timeline()
 
@@ -248,7 +253,7 @@ class Engine:
         assert scheduler is not None and pipeline is not None and door is not None
         return Stats(
             running=scheduler.running,
-            waiting=len(scheduler.waiting) + len(door),
+            waiting=len(scheduler.waiting) + len(door) + len(self._turnstile),
             pages_free=scheduler.pool.free,
             pages_cached=0,
             pages_used=scheduler.pool.used,
@@ -290,6 +295,7 @@ class Engine:
     async def _submit(self, encode: Encode, params: SamplingParams, continues: bool) -> Request:
         loaded = self._running()
         begin = loaded.device.now()
+        await self._turnstile.enter()
         prompt = await encode(loaded)
         self._running()  # it may have been closed meanwhile
         assert self._scheduler is not None and self._door is not None

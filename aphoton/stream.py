@@ -63,14 +63,14 @@ class CompletionStream:
         # This runs for every piece of every stream, in the time that a tick has for its rows.
         request = self._request if self._request is not None else await self._started()
         while request is not None and not request.ended:
-            piece = request.take()
-            if piece is not None:
-                return piece
             try:
                 await request.wait(tokens=True)
             except asyncio.CancelledError:
                 self._abort(request)
                 raise
+            piece = request.take()
+            if piece is not None:
+                return piece
         raise StopAsyncIteration
 
     async def completion(self) -> Completion:

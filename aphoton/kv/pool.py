@@ -1,7 +1,5 @@
 """`PagePool`: the KV pages, with reference counts and reservations."""
 
-import numpy as np
-
 __all__ = ["PagePool"]
 
 
@@ -19,7 +17,7 @@ class PagePool:
             raise ValueError(f"a pool needs at least 2 pages, not {pages}")
         self.pages = pages
         self._free = list(range(pages - 1, 0, -1))
-        self._refs = np.zeros(pages, np.int32)
+        self._refs = [0] * pages  # not an array: they are few at a time
         self._reserved = 0
 
     @property
@@ -58,9 +56,12 @@ class PagePool:
         """Pages against a reservation, with one reference each."""
         assert self._reserved >= count, "a page is taken against a reservation"
         self._reserved -= count
-        pages = [self._free.pop() for _ in range(count)]
-        assert not self._refs[pages].any(), pages
-        self._refs[pages] = 1
+        if not count:
+            return []
+        pages = self._free[: -count - 1 : -1]
+        del self._free[-count:]
+        for page in pages:
+            self._refs[page] = 1
         return pages
 
     def retain(self, page: int) -> None:
@@ -69,11 +70,13 @@ class PagePool:
         self._refs[page] += 1
 
     def release(self, pages: list[int]) -> None:
-        """One reference less, of pages that differ; at none a page is free."""
-        references = self._refs[pages] - 1
-        assert (references >= 0).all(), pages
-        self._refs[pages] = references
-        self._free += [page for page, count in zip(pages, references.tolist(), strict=True) if count == 0]
+        """One reference less of each; at none a page is free."""
+        refs, free = self._refs, self._free
+        for page in pages:
+            refs[page] -= 1
+            if not refs[page]:
+                free.append(page)
+            assert refs[page] >= 0, page
 
     def references(self, page: int) -> int:
-        return int(self._refs[page])
+        return self._refs[page]

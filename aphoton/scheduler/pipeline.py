@@ -58,6 +58,9 @@ class Pipeline:
 
     async def tick(self) -> None:
         """One turn: launch, commit what came before, finalize the sampling of what was launched."""
+        if self.inflight and self.inflight[-1].batch.admitted:
+            # A step with prompts takes the device a while: whoever has just got a token goes first.
+            await asyncio.sleep(0)
         step = self._launch()
         if step is None and not self.inflight:
             # It would tick for ever and hold the loop: better dead, with a reason.

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
@@ -38,7 +39,7 @@ __all__ = ["CudaDevice"]
 RING = 4
 """Steps whose events are kept apart: two in flight, and the one before them, from which their time is counted."""
 
-HOLD = 0.5e-3
+HOLD = 0.3e-3
 """Seconds of enqueueing after which the loop has a turn: a step with prompts takes milliseconds."""
 WARM_UP = 8192
 """Tokens of the longest step that is run beforehand. A longer prompt takes memory when it comes."""
@@ -51,8 +52,8 @@ class CudaDevice:
     (``RowState.last``) is there for the next forward. Copies have a stream for each direction, for a copy to the device
     must not queue behind the copy of results that are not there yet. Steps that feed one token per row are CUDA graphs;
     steps with prompts in them are enqueued kernel by kernel, or piece by piece, and the loop has its turns in between:
-    `launch` begins that, and `results`, of whichever step, ends it. Both are sampled in the same launch: nothing of the
-    host has to be known for it.
+    `launch` leaves that to the next call of `results`, of whichever step. Both are sampled right behind the forward:
+    nothing of the host has to be known for it.
     """
 
     def __init__(
@@ -103,7 +104,7 @@ class CudaDevice:
         )
         self._events = [StepEvents() for _ in range(RING)]
         self._serving = False
-        self._pending: Iterator[None] | None = None  # a launch that has been begun
+        self._pending: deque[Iterator[None]] = deque()  # launches that have not been enqueued to their ends
         self._launched = 0
         self._ended = 0.0
         self._wait = EventWait()
@@ -137,16 +138,15 @@ class CudaDevice:
         state.launched_at = time.perf_counter()
         pages = batch.new_pages
         self._tables[pages[:, 0], pages[:, 1]] = pages[:, 2]
-        while self._pending is not None:  # nothing was awaited in between: there was no step in flight before
-            self._go_on()
         decodes = len(batch.tokens) == len(batch.rows) and not batch.admitted and int(batch.tokens.max()) < 0
-        if decodes and self._graphs is not None:
+        if not decodes or self._graphs is None:
+            self._pending.append(self._enqueue(state, batch))
+        elif self._pending:
+            self._pending.append(self._replay_later(slot, state, batch))
+        else:
             # Streams as contexts, not torch.cuda.stream and torch.cuda.device: those cost more than the launch.
             with self._compute:
                 self._replay(slot, state, batch)
-        else:
-            self._pending = self._enqueue(state, batch)
-            self._go_on()
 
     def sample(self, slot: int) -> None:
         """Nothing: `launch` has enqueued it."""
@@ -155,10 +155,9 @@ class CudaDevice:
         state = self._slots[slot]
         batch, events = state.batch, state.events
         assert batch is not None and events is not None
-        while self._pending is not None:
+        while self._pending:
             await asyncio.sleep(0)
-            if self._pending is not None:
-                self._go_on()
+            self._go_on()
         # It is next from when the step before it ended, or else from when it was launched.
         since = max(state.launched_at, self._ended)
         await self._wait.wait(events.copied, state.kind, since)
@@ -173,6 +172,7 @@ class CudaDevice:
     async def serve(self, *, task_status: TaskStatus[None]) -> None:
         # cuBLAS sets itself up for each thread: for the loop's now, and not in the first step.
         with torch.inference_mode(), self._compute:
+            self._logits[:1].zero_()  # which makes the device's context this thread's: cuBLAS warns without one
             torch.mm(self._logits[:1], self._logits[:1].t())
         self._serving = True
         task_status.started()
@@ -193,15 +193,19 @@ class CudaDevice:
     # Steps
 
     def _go_on(self) -> None:
-        """Enqueue more of the launch that has been begun, until it is done or the loop should have a turn."""
-        assert self._pending is not None
-        pending, self._pending = self._pending, None
+        """Enqueue more of what has been launched, until all is or the loop should have a turn."""
         until = time.perf_counter() + HOLD
         with torch.inference_mode(), self._compute:
-            for _ in pending:
-                if time.perf_counter() >= until:
-                    self._pending = pending
-                    return
+            while self._pending:
+                for _ in self._pending[0]:
+                    if time.perf_counter() >= until:
+                        return
+                self._pending.popleft()
+
+    def _replay_later(self, slot: int, state: SlotBuffers, batch: Batch) -> Iterator[None]:
+        """A decode step behind a launch that has not been enqueued to its end."""
+        self._replay(slot, state, batch)
+        yield
 
     def _launched_all(self, state: SlotBuffers) -> None:
         """The step is enqueued: behind it, the copy of what it samples."""
@@ -299,6 +303,7 @@ class CudaDevice:
         # Each of the three begins at a multiple of four: see `Staging`.
         tokens = np.zeros((3, size or -(-len(batch.tokens) // ALIGNED) * ALIGNED), np.int32)
         tokens[:, : len(batch.tokens)] = batch.tokens, positions, token_rows
+        yield
         staging = state.staging
         staging.begin()
         inputs = staging.put(tokens)
@@ -307,12 +312,14 @@ class CudaDevice:
         new_pages = staging.put(batch.new_pages)
         pages = staging.put(self._tables[np.repeat(batch.rows, counts), columns])
         admitted = self._sampler.stage(batch.admitted, staging)
+        yield
         self._to_device(state)
         state.events.began.record(self._compute)
         if len(new_pages):
             update_tables(self._rows.tables, new_pages.view(-1, 3), len(batch.new_pages))
         if admitted is not None:
             self._sampler.admit(*admitted)
+        yield
         of_tokens = inputs.view(3, -1)[:, : len(batch.tokens)]
         step = MixedInput(tokens=of_tokens[0], positions=of_tokens[1], rows=of_tokens[2], ends=step_ends)
         if not isinstance(self._decoder, FusedDecoder):
@@ -320,6 +327,7 @@ class CudaDevice:
         else:
             assert state.planner is not None
             state.planner.plan(starts, lengths, pages)
+            yield
             if size is None:
                 logits = yield from self._decoder.mixed(step, self._rows, state.planner)
             else:
@@ -390,7 +398,8 @@ class CudaDevice:
         with contextlib.suppress(RuntimeError):  # it is what ended the engine, and has been told
             for stream in self._streams:
                 stream.synchronize()
-        self._graphs = self._pieces = self._decoder = self._kv = self._activations = self._pending = None
+        self._graphs = self._pieces = self._decoder = self._kv = self._activations = None
+        self._pending.clear()
         self._slots = ()
         # The engine holds a method of this object, for the time.
         del self._rows, self._sampler, self._logits

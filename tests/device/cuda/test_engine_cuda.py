@@ -20,6 +20,7 @@ pytestmark = [
 ]
 
 MODEL = "random:135m"
+LARGER = "random:1b"
 SETTINGS: dict[str, Any] = {"device": "cuda", "max_rows": 32, "kv_pages": 2000, "max_model_len": 1024}
 
 
@@ -29,9 +30,14 @@ def prompts(count: int, seed: int = 0) -> list[list[int]]:
 
 
 async def run(
-    count: int, *, tokens: int = 40, sampling: dict[str, Any] | None = None, **settings: Any
+    count: int,
+    *,
+    model: str = MODEL,
+    tokens: int = 40,
+    sampling: dict[str, Any] | None = None,
+    **settings: Any,
 ) -> list[Completion]:
-    async with Engine(MODEL, **{**SETTINGS, **settings}) as engine:
+    async with Engine(model, **{**SETTINGS, **settings}) as engine:
         return await asyncio.gather(
             *(
                 engine.generate(prompt, max_tokens=tokens + index % 7, ignore_eos=True, **(sampling or {}))
@@ -55,14 +61,15 @@ def one_size(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 7}])
 @pytest.mark.usefixtures("one_size")
 async def test_depth_changes_no_token(sampling: dict[str, Any]) -> None:
-    assert ids(await run(32, sampling=sampling, pipeline_depth=1)) == ids(await run(32, sampling=sampling))
+    one = await run(32, model=LARGER, sampling=sampling, pipeline_depth=1)
+    assert ids(one) == ids(await run(32, model=LARGER, sampling=sampling))
 
 
 @pytest.mark.usefixtures("one_size")
 async def test_graphs_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     from aphoton.device.cuda.graphs import DecodeGraphs
 
-    with_graphs = ids(await run(32))
+    with_graphs = ids(await run(32, model=LARGER))
     captured: dict[int, Any] = {}
 
     def init(self: DecodeGraphs, sizes: list[int], capture: Any, *_: Any) -> None:
@@ -71,14 +78,14 @@ async def test_graphs_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(DecodeGraphs, "__init__", init)
     monkeypatch.setattr(DecodeGraphs, "replay", lambda self, slot, size: captured[id(self)](slot, size))
-    assert ids(await run(32)) == with_graphs
+    assert ids(await run(32, model=LARGER)) == with_graphs
 
 
 @pytest.mark.usefixtures("one_size")
 async def test_cancellations_change_no_survivor() -> None:
-    expected = ids(await run(32))
+    expected = ids(await run(32, model=LARGER))
     source = random.Random(1)
-    async with Engine(MODEL, **SETTINGS) as engine:
+    async with Engine(LARGER, **SETTINGS) as engine:
         streams = [
             engine.stream(prompt, max_tokens=40 + index % 7, ignore_eos=True)
             for index, prompt in enumerate(prompts(32))
