@@ -25,6 +25,14 @@ class Sequence:
     :ivar watch: called with each token of a sequence that has stop strings; the string that it completes, or None.
     :ivar on_tokens: called when a token has come. Set only while somebody awaits tokens: it costs the tick time.
     :ivar on_end: called at the end.
+    :ivar priority: lower goes first; among equals, whoever came first.
+    :ivar masker: which tokens may come next, of a sequence that has rules.
+    :ivar processor: changes the logits of each token.
+    :ivar namespace: of its pages in the prefix cache: None for the one that all share; else those with an equal one
+        (the siblings of one request) share among each other, and what it leaves is dropped when the last of them ends.
+    :ivar prompt_logprobs: alternatives to report with the log-probabilities of the prompt's tokens; None: none of that.
+    :ivar prompt_scores: one entry per prompt token but the first, as they come.
+    :ivar cached: prompt tokens whose KV was there when it was first admitted.
     :ivar row: its place in the batch, 0 while it has none.
     :ivar output: committed token ids.
     :ivar logprobs: one entry per output token, if asked for.
