@@ -136,6 +136,7 @@ class Results:
     :ivar logprobs: [n] of the chosen token; None when no row of the step asked.
     :ivar top_ids, top_logprobs: [n, k] the likeliest tokens, best first, k the most that any row asked for.
     :ivar scores: in the order of `Batch.scored`.
+    :ivar errors: what `Late.processors` raised, by index in the batch: the row's token means nothing.
     """
 
     tokens: Ints
@@ -146,6 +147,7 @@ class Results:
     top_ids: Ints | None = None
     top_logprobs: Floats | None = None
     scores: list[Scores] = field(default_factory=list)
+    errors: dict[int, Exception] = field(default_factory=dict)
 
 
 class Device(Protocol):
