@@ -49,6 +49,11 @@ class Ticking:
         self._inflight.append(Step(number=len(self.launched), slot=Slot(0), batch=batch, sequences=sequences))
         return dict(zip(sequences, batch.lengths.tolist(), strict=True))
 
+    @property
+    def newest(self) -> Step:
+        """The step launched last, which is in flight."""
+        return self._inflight[-1]
+
     def commit(self, token: int = TOKEN, **fields: Any) -> None:
         """Commit the oldest step in flight."""
         step = self._inflight.popleft()
