@@ -63,8 +63,8 @@ class Sampler:
     """The sampler state of all rows, and the draw.
 
     Bias, penalties, processors, masks and bans; then temperature, top-k, top-p, min-p in this order, as Hugging Face's
-    processors; then one draw by inverting the cumulative distribution. A row's random number depends on its seed and on how many tokens it has sampled, and on
-    nothing else: not on its neighbours, not on the step, not on the pipeline.
+    processors; then one draw by inverting the cumulative distribution. A row's random number depends on its seed and on
+    how many tokens it has sampled, and on nothing else: not on its neighbours, not on the step, not on the pipeline.
     """
 
     def __init__(self, *, max_rows: int) -> None:
@@ -183,9 +183,7 @@ class Sampler:
         return _invert(probabilities, uniform)
 
 
-def _process(
-    logits: Tensor, processors: Sequence[tuple[int, LogitsProcessor, list[int]]]
-) -> dict[int, Exception]:
+def _process(logits: Tensor, processors: Sequence[tuple[int, LogitsProcessor, list[int]]]) -> dict[int, Exception]:
     """Let processors change their rows of [n, V] logits. What they raise is theirs alone."""
     errors: dict[int, Exception] = {}
     for index, processor, output in processors:

@@ -34,8 +34,8 @@ class SamplerState:
     :ivar data: [max_rows + 1, 13 + max_banned] int32: seed (low word, high word), temperature, top_k, top_p, min_p,
         min_tokens, number of banned tokens, number of bias entries, repetition, presence and frequency penalty, flags,
         and the banned tokens, padded with -1. Those that are not integers are the bits of float32.
-    :ivar rules: [max_rows + 1, 2 * MAX_BIAS + 2 * mask_words] int32, which mean something where ``data`` says so: ids of
-        the bias, ascending; its values, bits of float32; the mask of the allowed tokens; that of the prompt's tokens.
+    :ivar rules: [max_rows + 1, 2 * MAX_BIAS + 2 * mask_words] int32, which mean something where ``data`` says so: ids
+        of the bias, ascending; its values, bits of float32; the mask of the allowed tokens; that of the prompt's.
     :ivar seen: [max_rows + 1, V] int32, of penalized rows: how often each token has been sampled.
     :ivar adjusted: [max_rows, V] float32, logits after the rules, of the step that is being sampled.
     :ivar best: [max_rows, blocks, 2] int32, of the same step: see `argmax_scratch`.
@@ -121,7 +121,7 @@ class SamplerState:
 
 
 def _flags(sampling: RowSampling) -> int:
-    return PENALIZED.value * sampling.penalized | ALLOWED.value * (sampling.allowed is not None)
+    return int(PENALIZED.value) * sampling.penalized | int(ALLOWED.value) * (sampling.allowed is not None)
 
 
 def sample(
