@@ -18,8 +18,8 @@ BLOCK = 4096
 """Logits that are looked at together."""
 WORDS = 13
 """Of a row's state, before its banned tokens."""
-PENALIZED, ALLOWED = tl.constexpr(1), tl.constexpr(2)
-"""Flags of a row's state."""
+PENALIZED, ALLOWED = 1, 2
+"""Flags of a row's state. The kernels have the numbers."""
 STATE_WORDS = tl.constexpr(WORDS)
 LARGEST = 2**31 - 1
 FARTHEST = tl.constexpr(0x42D00000)
@@ -121,7 +121,7 @@ class SamplerState:
 
 
 def _flags(sampling: RowSampling) -> int:
-    return int(PENALIZED.value) * sampling.penalized | int(ALLOWED.value) * (sampling.allowed is not None)
+    return PENALIZED * sampling.penalized | ALLOWED * (sampling.allowed is not None)
 
 
 def sample(
@@ -293,7 +293,7 @@ def _adjust(
             for at in range(begin, end):
                 bias = tl.load(rules + BIAS + at).to(tl.float32, bitcast=True)
                 value = tl.where(column == tl.load(rules + at), value + bias, value)
-        if (flags & PENALIZED) != 0:
+        if (flags & 1) != 0:
             many = tl.load(seen + row * VOCAB + column, mask=inside, other=0)
             word = tl.load(rules + 2 * BIAS + MASK + column // 32, mask=inside, other=0)
             repetition = tl.load(state + 9).to(tl.float32, bitcast=True)
@@ -301,7 +301,7 @@ def _adjust(
             frequency = tl.load(state + 11).to(tl.float32, bitcast=True)
             repeated = (many > 0) | (((word >> (column % 32)) & 1) != 0)
             less = tl.where(value > 0.0, tl.div_rn(value, tl.zeros_like(value) + repetition), value * repetition)
-            value = tl.where(repeated & (repetition != 1.0), less, value)
+            value = tl.where(repeated, less, value)  # of no penalty, 1, the same
             value -= tl.where(many > 0, many.to(tl.float32) * frequency + presence, 0.0)
     else:
         value = tl.load(adjusted + column, mask=inside, other=float("-inf"))
@@ -311,7 +311,7 @@ def _adjust(
         if mask >= 0:
             word = tl.load(masks + mask.to(tl.int64) * MASK + column // 32, mask=inside, other=0)
         else:
-            if (flags & ALLOWED) != 0:
+            if (flags & 2) != 0:
                 word = tl.load(rules + 2 * BIAS + column // 32, mask=inside, other=0)
         value = tl.where(((word >> (column % 32)) & 1) != 0, value, float("-inf"))
         bans = tl.where(tl.load(counts + i) < tl.load(state + 6), tl.load(state + 7), 0)
@@ -412,7 +412,7 @@ def _sample(
 
     if PARTS > 0:
         at = tl.load(places + b)
-        if (tl.load(state + 12) & PENALIZED) != 0:
+        if (tl.load(state + 12) & 1) != 0:
             times = seen + row.to(tl.int64) * VOCAB + token
             tl.store(times, tl.load(times) + 1)
     else:
