@@ -103,9 +103,7 @@ class CudaSampler:
         :param admitted: as given to `stage`.
         """
         self._state.data.index_copy_(0, rows.long(), state.view(len(rows), -1))
-        for sampling in admitted:
-            if sampling.ruled:
-                self._state.admit_rules(sampling)
+        self._state.admit_rules(admitted)
 
     def prepare(self, batch: Batch, size: int, staging: Staging) -> StepSampling:
         """Choose the kernels of a step, and pack what they take beside rows and counts.

@@ -1,6 +1,6 @@
 """`sample`, `sample_ruled` and `SamplerState`: the whole sampler, with the rows' state on the device."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -82,29 +82,42 @@ class SamplerState:
             record[WORDS : WORDS + len(sampling.banned)] = sampling.banned
         return records
 
-    def admit(self, sampling: RowSampling) -> None:
-        """Takes the state of a row that begins, on the current stream."""
-        self.data[sampling.row].copy_(torch.from_numpy(self.records([sampling])[0]))
-        if sampling.ruled:
-            self.admit_rules(sampling)
+    def admit(self, admitted: Sequence[RowSampling]) -> None:
+        """Takes the state of rows that begin, on the current stream."""
+        rows = torch.tensor([sampling.row for sampling in admitted], device=self.data.device)
+        self.data[rows] = torch.from_numpy(self.records(admitted)).to(self.data.device)
+        self.admit_rules(admitted)
 
-    def admit_rules(self, sampling: RowSampling) -> None:
-        """The part of `admit` beside ``data``, of a row that is ruled: as much is copied as the row asks for."""
+    def admit_rules(self, admitted: Sequence[RowSampling]) -> None:
+        """The part of `admit` beside ``data``: of rows that are ruled, as much is copied as they ask for."""
+        ruled = [(place, values) for s in admitted if s.ruled for place, values in self._rules_of(s)]
+        if not ruled:
+            return
+        ends = np.cumsum([values.size for _, values in ruled]).tolist()
+        # Torch keeps its memory until the device has read it.
+        pinned = torch.empty(ends[-1], dtype=torch.int32, pin_memory=self.data.is_cuda)
+        host = pinned.numpy()
+        for (place, values), end in zip(ruled, ends, strict=True):
+            host[end - values.size : end] = values
+            place.copy_(pinned[end - values.size : end], non_blocking=True)
+
+    def _rules_of(self, sampling: RowSampling) -> Iterator[tuple[Tensor, NDArray[np.int32]]]:
+        """Places on the device, and what is to be there."""
         row, words = sampling.row, self.mask_words
         if sampling.bias:
             ids, values = zip(*sorted(sampling.bias), strict=True)
-            self._send(self.rules[row, : len(ids)], np.array(ids, np.int32))
-            self._send(self.rules[row, MAX_BIAS : MAX_BIAS + len(ids)], np.array(values, np.float32).view(np.int32))
+            yield self.rules[row, : len(ids)], np.array(ids, np.int32)
+            yield self.rules[row, MAX_BIAS : MAX_BIAS + len(ids)], np.array(values, np.float32).view(np.int32)
         masks = self.rules[row, 2 * MAX_BIAS :].view(2, words)
         if sampling.allowed is not None:
-            self._send(masks[0], self._mask(np.array(sampling.allowed, np.int64)))
+            yield masks[0], self._mask(np.array(sampling.allowed, np.int64))
         if sampling.penalized:
-            self._send(masks[1], self._mask(sampling.prompt))
-            # What the row before has left is overwritten, not added to: its last step, whose tokens nobody wants any
-            # more, may have counted them, but it has run by now.
+            yield masks[1], self._mask(sampling.prompt)
+            # What the row before has left is overwritten, not added to. Its last step, whose tokens nobody wanted any
+            # more, may have counted them, but that has been enqueued before this.
             if sampling.output:
                 counts = np.bincount(np.array(sampling.output, np.int64), minlength=self.vocab)
-                self._send(self.seen[row], counts.astype(np.int32))
+                yield self.seen[row], counts.astype(np.int32)
             else:
                 self.seen[row].zero_()
 
@@ -112,12 +125,6 @@ class SamplerState:
         bits = np.zeros(32 * self.mask_words, np.bool_)
         bits[ids] = True
         return np.packbits(bits, bitorder="little").view("<i4")
-
-    def _send(self, place: Tensor, values: NDArray[np.int32]) -> None:
-        # Torch keeps the pinned copy until the device has read it.
-        host = torch.empty(len(values), dtype=torch.int32, pin_memory=place.is_cuda)
-        host.numpy()[:] = values
-        place.copy_(host, non_blocking=True)
 
 
 def _flags(sampling: RowSampling) -> int:

@@ -35,7 +35,7 @@ class Both:
             self.admit(replace(sampling, row=row))
 
     def admit(self, sampling: RowSampling) -> None:
-        self.state.admit(sampling)
+        self.state.admit([sampling])
         self.sampler.admit(sampling)
 
     def step(
@@ -181,7 +181,7 @@ def test_as_many_bias_entries_as_there_may_be(first: int, device: str) -> None:
 def test_too_many_bias_entries(device: str) -> None:
     bias = tuple((token, 1.0) for token in range(MAX_BIAS + 1))
     with pytest.raises(ValueError, match="1025 bias entries are more than 1024"):
-        sample.SamplerState(2, 3, 5003, device).admit(RowSampling(seed=0, row=1, bias=bias))
+        sample.SamplerState(2, 3, 5003, device).admit([RowSampling(seed=0, row=1, bias=bias)])
 
 
 def test_what_is_not_finite(device: str) -> None:

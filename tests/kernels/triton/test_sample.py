@@ -28,7 +28,7 @@ def run(
     rows = np.arange(ROWS, ROWS - batch, -1, dtype=np.int32)
     for row, sampling in zip(rows.tolist(), samplings, strict=True):
         sampling.row = row
-        state.admit(sampling)
+        state.admit([sampling])
         sampler.admit(sampling)
     last = torch.full((ROWS + 1,), -7, dtype=torch.int32, device=device)
     tokens, finite = (torch.full((batch,), -7, dtype=torch.int32, device=device) for _ in range(2))
@@ -185,7 +185,7 @@ def test_uniforms(device: str) -> None:
     counts = np.array([0, 2**31 - 1, 1, 0, *generator.integers(0, 2**31, 20)], np.int32)
     state = sample.SamplerState(len(seeds), 0, 1, device)
     for row, seed in enumerate(seeds.tolist()):
-        state.admit(RowSampling(seed=seed, row=row))
+        state.admit([RowSampling(seed=seed, row=row)])
     out = torch.full((len(seeds),), torch.nan, dtype=torch.float64, device=device)
     _uniforms[(len(seeds),)](state.data, torch.from_numpy(counts).to(device), out, STRIDE=state.data.shape[1])
     assert (out.cpu().numpy() == uniforms(seeds, counts)).all()
@@ -193,4 +193,4 @@ def test_uniforms(device: str) -> None:
 
 def test_too_many_bans(device: str) -> None:
     with pytest.raises(ValueError, match="4 banned tokens are more than 3"):
-        sample.SamplerState(2, 3, 9, device).admit(RowSampling(seed=0, row=1, banned=(1, 2, 3, 4)))
+        sample.SamplerState(2, 3, 9, device).admit([RowSampling(seed=0, row=1, banned=(1, 2, 3, 4))])
