@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aphoton.attention import KVCache
-from aphoton.device.base import Batch, Late, Limits, Results
+from aphoton.device.base import Batch, Late, Limits, Results, Scored
 from aphoton.device.cuda.clock import DeviceClock, StepEvents
 from aphoton.device.cuda.graphs import DecodeGraphs, PieceGraphs, buckets, token_buckets
 from aphoton.device.cuda.sampler import GREEDY, CudaSampler, StepSampling
@@ -30,6 +30,7 @@ from aphoton.memory import trim_memory
 from aphoton.models import Decoder
 from aphoton.models.fused import Activations, FusedDecoder, MixedInput, RowState
 from aphoton.models.step import StepInput
+from aphoton.sampling.params import MAX_LOGPROBS
 from aphoton.sampling.scorer import Scorer
 
 if TYPE_CHECKING:  # it brings FlashInfer, which the torch kernels do without
@@ -449,6 +450,8 @@ class CudaDevice:
                 new_pages=none.reshape(0, 3),
                 partial=np.zeros(1, np.bool_),
                 late=np.zeros(1, np.bool_),
+                # What is reported of every token of the long one is the most that can be asked for, too.
+                scored=[Scored(index=0, targets=np.zeros(tokens, np.int32), top=MAX_LOGPROBS)] if tokens > 1 else [],
             )
             for _ in self._enqueue(state, batch):
                 pass
