@@ -1,4 +1,4 @@
-"""How a token is chosen: `SamplingParams`, `RowSampling`, grammars and other rules; the sampler, a module of its own."""
+"""How a token is chosen: `SamplingParams`, `RowSampling`, grammars and other rules; and the sampler (`.sampler`)."""
 
 from aphoton.sampling.allowedtokens import AllowedTokens
 from aphoton.sampling.badwords import BadWords

@@ -26,9 +26,9 @@ class CompiledGrammar:
     def masker(self, *, min_tokens: int = 0, banned: Iterable[int] = ()) -> GrammarMasker:
         """The state of a new sequence: a copy, which takes some 10 us.
 
-        :param min_tokens, banned: these ids, the end tokens for one, may not come among the first ``min_tokens``, unless
-            nothing else may. For a sequence with a grammar this stands for `RowSampling.min_tokens`, which knows no
-            exception: where the text is complete before, the end is all that is left.
+        :param min_tokens, banned: these ids (the end tokens, for one) may not come among the first ``min_tokens``, but
+            where nothing else may. For a sequence with a grammar this stands for `RowSampling.min_tokens`, which knows
+            no exception: where the text is complete before, the end is all that is left.
         """
         return GrammarMasker(
             self._matcher.deep_copy(),

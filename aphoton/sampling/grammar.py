@@ -14,7 +14,7 @@ __all__ = ["Grammar", "GrammarKind"]
 GrammarKind = Literal["json_schema", "json_object", "regex", "choices", "grammar"]
 
 MAX_TEXT = 256 * 1024
-MAX_LARK_TEXT = 64 * 1024
+MAX_LARK_TEXT = 32 * 1024
 MAX_LARK_RULES = 1000
 
 

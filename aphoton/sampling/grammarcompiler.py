@@ -19,6 +19,9 @@ __all__ = ["GrammarCompiler"]
 CACHED = 64
 """Compiled grammars to keep: those that were used last."""
 
+PROBE = 3
+"""Tokens by which a grammar is tried before it is used."""
+
 LIMITS = LLParserLimits(
     initial_lexer_fuel=1_000_000,  # 20 ms
     step_lexer_fuel=200_000,  # 14 ms for one mask
@@ -56,7 +59,11 @@ class GrammarCompiler:
         """
         known = self._known(grammar)
         # Not worth waiting for when the caller is cancelled; the result is kept all the same.
-        return known or await anyio.to_thread.run_sync(self.compile_here, grammar, abandon_on_cancel=True)
+        return (
+            known
+            if known is not None
+            else await anyio.to_thread.run_sync(self.compile_here, grammar, abandon_on_cancel=True)
+        )
 
     def compile_here(self, grammar: Grammar) -> CompiledGrammar:
         """`compile`, in the calling thread."""
@@ -88,7 +95,7 @@ class GrammarCompiler:
         if matcher.is_error():
             raise InvalidRequest(field, _reason(matcher.get_error()))
         # The first mask takes several times as long as those after it: what it finds out is kept for all copies. And
-        # some grammars turn out to allow nothing, or to be too large, only here.
+        # some grammars turn out to allow nothing, or to be too large, only here, or a token or two later.
         first = GrammarMasker(matcher, self.vocabulary, field=field)
         mask = np.zeros(self.vocabulary.words, np.uint32)
         first.fill(mask)
@@ -96,9 +103,13 @@ class GrammarCompiler:
             mask[end // 32] &= ~np.uint32(1 << end % 32)
         if not mask.any():
             raise InvalidRequest(field, "allows no text but the empty one" if first.complete else "allows no text")
-        again = GrammarMasker(matcher.deep_copy(), self.vocabulary, field=field, cost=0.0)
-        again.fill(mask)
-        return CompiledGrammar(field, matcher, self.vocabulary, cost=again.cost)
+        probe = GrammarMasker(matcher.deep_copy(), self.vocabulary, field=field, cost=0.0)
+        for _ in range(PROBE):
+            probe.fill(mask)
+            token = int(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0])
+            if probe.accept(token):
+                break
+        return CompiledGrammar(field, matcher, self.vocabulary, cost=probe.cost)
 
 
 def _source(grammar: Grammar) -> str:
@@ -130,6 +141,6 @@ def _reason(error: str) -> str:
         )
     if name := re.search(r"Unknown format: (.*)", error):
         return f"keyword format is not supported with the value {name[1]!r}"
-    if ref := re.search(r"Resource '(.*?)' is not present", error):
-        return f"keyword $ref refers to {ref[1]!r}: only references inside the schema are followed"
+    if "coerce_one_of" in error:
+        return "keyword oneOf is not supported where its alternatives may overlap; anyOf is"
     return error[:2000] or "cannot be compiled"

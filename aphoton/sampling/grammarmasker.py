@@ -21,8 +21,8 @@ _clock = time.thread_time if time.get_clock_info("thread_time").resolution <= 1e
 
 
 class GrammarMasker:
-    """A `Masker`: the state of one sequence. Made by `CompiledGrammar.masker`; it lives as long as its sequence, so that
-    preemption does not touch it, and the same tokens lead another one to the same state.
+    """A `Masker`: the state of one sequence. Made by `CompiledGrammar.masker`; it lives as long as its sequence, so
+    that preemption does not touch it, and the same tokens lead another one to the same state.
 
     A request's ``ignore_eos`` changes nothing here: an end token that the grammar allows ends the sequence.
 
@@ -121,11 +121,12 @@ class GrammarMasker:
     def accept(self, token: int) -> bool:
         """See `Masker.accept`. True at once when nothing can follow, without a step for the end token.
 
-        :raises ValueError: for a token that the grammar does not allow.
+        Raises nothing: where the grammar cannot take the token, or would need more than it may cost, the next `fill`
+        says so.
         """
         self._count += 1
         if not self.matcher.consume_token(token):
-            raise ValueError(f"token {token} is not allowed here: {self.matcher.get_error():.500}")
+            return False
         if token in self._eos or self.matcher.is_stopped():
             return True
         if self._buffer is not None and self.matcher.is_accepting():

@@ -50,4 +50,7 @@ class Rules:
 
     def accept(self, token: int) -> bool:
         """See `Masker.accept`. The end of one is the end of all."""
-        return any([masker.accept(token) for masker in (self.first, *self._others)])
+        ended = self.first.accept(token)
+        for other in self._others:
+            ended |= other.accept(token)
+        return ended

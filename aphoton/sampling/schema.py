@@ -42,10 +42,8 @@ def type_schema(kind: Any) -> dict[str, Any]:
     :raises InvalidRequest: for what has no schema.
     """
     try:
-        if hasattr(kind, "model_json_schema"):
-            schema = kind.model_json_schema()
-        else:
-            schema = msgspec.json.schema(kind)
+        pydantic = hasattr(kind, "model_json_schema")
+        schema = kind.model_json_schema() if pydantic else msgspec.json.schema(kind)
     except Exception as error:  # pydantic's own errors derive from nothing that could be named here
         raise InvalidRequest("json_schema", f"cannot be made from {kind!r:.80}: {error}") from error
     for part in subschemas(schema):
@@ -61,7 +59,7 @@ def type_schema(kind: Any) -> dict[str, Any]:
 
 
 def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """A schema and all those in it, without those that are only referred to. Values such as ``const`` are not schemas."""
+    """A schema and all those in it, but those that are only referred to. Values such as ``const`` are no schemas."""
     waiting = [schema]
     while waiting:
         part = waiting.pop()
@@ -90,6 +88,14 @@ def check_schema(schema: Mapping[str, Any], *, field: str = "json_schema") -> No
     """
     if "x-guidance" in schema:
         raise InvalidRequest(field, "keyword x-guidance is not supported: how JSON is written is the engine's choice")
+    for part in subschemas(schema):
+        # Both would need a base address for each place. The compiler follows some of them wrongly, and the depth could
+        # not be checked.
+        if part is not schema and isinstance(part.get("$id"), str):
+            raise InvalidRequest(field, "keyword $id is not supported in a subschema")
+        ref = part.get("$ref")
+        if isinstance(ref, str) and not ref.startswith("#"):
+            raise InvalidRequest(field, f"keyword $ref is supported inside the schema only (#/...), not {ref!r:.200}")
     try:
         check_depth(schema, field)
     except RecursionError:
