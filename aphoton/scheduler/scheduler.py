@@ -170,6 +170,8 @@ class Scheduler:
             counts=rows.launched[chosen],
             tokens=tokens,
             new_pages=self.tables.drain(),
+            partial=np.zeros(len(chosen), np.bool_),
+            late=np.zeros(len(chosen), np.bool_),
             admitted=[s.sampling for s in newcomers],
         )
         rows.context[chosen] += lengths

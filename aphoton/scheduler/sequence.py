@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aphoton.completion import FinishReason, TokenLogprob
-from aphoton.sampling import RowSampling
+from aphoton.sampling import LogitsProcessor, Masker, RowSampling
 
 __all__ = ["Sequence"]
 
@@ -40,17 +40,24 @@ class Sequence:
 
     __slots__ = (
         "admitted_at",
+        "cached",
         "error",
         "finish_reason",
         "finished_at",
         "first_token_at",
         "limit",
         "logprobs",
+        "masker",
         "min_tokens",
+        "namespace",
         "on_end",
         "on_tokens",
         "output",
+        "priority",
+        "processor",
         "prompt",
+        "prompt_logprobs",
+        "prompt_scores",
         "row",
         "sampling",
         "stop_ids",
@@ -69,6 +76,11 @@ class Sequence:
         min_tokens: int = 0,
         watch: Callable[[int], str | None] | None = None,
         submitted_at: float = 0.0,
+        priority: int = 0,
+        masker: Masker | None = None,
+        processor: LogitsProcessor | None = None,
+        namespace: object = None,
+        prompt_logprobs: int | None = None,
     ) -> None:
         self.prompt = prompt
         self.limit = limit
@@ -76,6 +88,13 @@ class Sequence:
         self.stop_ids = stop_ids
         self.min_tokens = min_tokens
         self.watch = watch
+        self.priority = priority
+        self.masker = masker
+        self.processor = processor
+        self.namespace = namespace
+        self.prompt_logprobs = prompt_logprobs
+        self.prompt_scores: list[TokenLogprob] = []
+        self.cached = 0
         self.on_tokens: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
         self.row = 0
