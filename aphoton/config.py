@@ -51,6 +51,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     page_size: int = 16
     max_step_tokens: int = 2048
     seed: int | None = None
+    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         for name, kind in (
