@@ -5,7 +5,10 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["RowSampling"]
+__all__ = ["MAX_BIAS", "RowSampling"]
+
+MAX_BIAS = 1024
+"""Entries of a row's ``bias``: devices have room for so many, from the start."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -17,7 +20,7 @@ class RowSampling:
 
     :ivar row: filled in at admission.
     :ivar banned: ids that must not be sampled while fewer than ``min_tokens`` tokens have been.
-    :ivar bias: (id, value) added to logits.
+    :ivar bias: (id, value) added to logits, at most `MAX_BIAS` of them, each id once.
     :ivar allowed: the only ids that may be sampled; None: all.
     :ivar repetition_penalty: logits of tokens of prompt and output are divided by it where positive, multiplied where
         negative (arXiv:1909.05858, Hugging Face). 1: none.
@@ -49,3 +52,8 @@ class RowSampling:
     def penalized(self) -> bool:
         """Whether any penalty is asked for."""
         return bool(self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0)
+
+    @property
+    def ruled(self) -> bool:
+        """Whether anything changes the logits from the first token on: bias, allowed ids or a penalty."""
+        return bool(self.bias) or self.allowed is not None or self.penalized
