@@ -14,8 +14,8 @@ __all__ = ["Rules"]
 class Rules:
     """Made once for a request, off the loop where that takes long; each of its sequences has a masker of its own.
 
-    :ivar banned: ids that must never come.
-    :ivar words: runs of ids that must not be completed.
+    :ivar banned: ids that must never come, which a bias says to the device; the masker says it, too, if there is one.
+    :ivar words: runs of ids that must not be completed, those of one id included.
     :ivar allowed: the only ids that may come; None: all.
     """
 
@@ -27,17 +27,16 @@ class Rules:
     @classmethod
     def of(cls, params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> "Rules":
         """:raises InvalidRequest: for bad words that leave nothing."""
-        words = [run for word in params.bad_words for run in _runs(word, tokenizer, vocab_size)]
+        words = {run for word in params.bad_words for run in _runs(word, tokenizer, vocab_size)}
         allowed = None if params.allowed_token_ids is None else tuple(params.allowed_token_ids)
-        banned = tuple(sorted({run[0] for run in words if len(run) == 1}))
+        banned = tuple(sorted(run[0] for run in words if len(run) == 1))
         if len(banned) == vocab_size or (allowed is not None and set(banned).issuperset(allowed)):
             raise InvalidRequest("bad_words", "leave no token that may come")
-        return cls(vocab_size=vocab_size, banned=banned, words=tuple(dict.fromkeys(words)), allowed=allowed)
+        return cls(vocab_size=vocab_size, banned=banned, words=tuple(words), allowed=allowed)
 
     def masker(self) -> Masker | None:
         """For a sequence that begins. None: ``banned`` says it all."""
-        longer = [run for run in self.words if len(run) > 1]
-        if not longer:
+        if len(self.banned) == len(self.words):
             return None
         return TokenRules(self.vocab_size, allowed=self.allowed, forbidden=self.words)
 

@@ -13,6 +13,7 @@ from aphoton.device.base import Limits
 from aphoton.errors import InvalidRequest, PromptTooLong
 from aphoton.rules import Rules
 from aphoton.sampling import RowSampling, SamplingParams
+from aphoton.sampling.row import MAX_BIAS
 from aphoton.scheduler import Scheduler, Sequence
 from aphoton.text import ChatTemplate, Tokenizer
 from aphoton.text.tokenizer import check_unicode
@@ -212,6 +213,8 @@ def _changes(
         raise InvalidRequest("allowed_token_ids", "must not be end tokens only, which min_tokens forbids at first")
     if rules is not None and rules.banned:
         bias = tuple({**dict(bias), **dict.fromkeys(rules.banned, -math.inf)}.items())
+        if len(bias) > MAX_BIAS:
+            raise InvalidRequest("bad_words", f"make more than {MAX_BIAS} ids with those of logit_bias: {len(bias)}")
     repetition = float(params.repetition_penalty)
     return {
         "bias": bias,

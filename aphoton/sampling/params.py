@@ -3,13 +3,14 @@
 import json
 from collections.abc import Mapping, Sequence
 from operator import attrgetter, is_not
-from typing import Any
+from typing import Any, get_origin
 
 import msgspec
 
 from aphoton.checks import check_float, check_int
 from aphoton.errors import InvalidRequest
 from aphoton.sampling.processor import LogitsProcessor
+from aphoton.sampling.row import MAX_BIAS
 
 __all__ = ["SamplingParams"]
 
@@ -17,10 +18,9 @@ MAX_LOGPROBS = 64
 MAX_STOPS = 64
 MAX_STOP_LENGTH = 1024
 MAX_N = 64
-MAX_BIASES = 1024
 MAX_BAD_WORDS = 256
 MAX_CHOICES = 4096
-MAX_GRAMMAR = 1 << 20
+MAX_GRAMMAR = 1 << 18
 """Characters of a regex, of a grammar, of all choices together, or of a schema as JSON."""
 MAX_DEADLINE = 1e9
 GRAMMARS = ("json_schema", "json_object", "regex", "choices", "grammar")
@@ -32,8 +32,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     The order is that of Hugging Face's processors: bias, penalties, what may be sampled at all (`processor`, grammar,
     ``allowed_token_ids``, ``bad_words``), temperature, top-k, top-p, min-p, then one draw.
 
-    Of ``json_schema``, ``json_object``, ``regex``, ``choices`` and ``grammar`` a request has at most one, and no
-    ``min_tokens`` then. Parameters are hashable unless ``json_schema`` is a dictionary.
+    Of ``json_schema``, ``json_object``, ``regex``, ``choices`` and ``grammar`` a request has at most one. Parameters
+    are hashable unless ``json_schema`` is a dictionary.
 
     :ivar max_tokens: tokens to generate at most. None: until the model's length. 0: none, which leaves
         what is said of the prompt.
@@ -95,7 +95,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     allowed_token_ids: Sequence[int] | None = None
     bad_words: Sequence[str] = ()
     processor: LogitsProcessor | None = None
-    json_schema: dict[str, Any] | type | None = None
+    json_schema: Any = None
     json_object: bool = False
     regex: str | None = None
     choices: Sequence[str] | None = None
@@ -162,8 +162,6 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.processor is not None and not callable(self.processor):
             raise InvalidRequest("processor", f"must be a function of output and logits, not {self.processor!r:.80}")
         copied = msgspec.structs.force_setattr
-        if self.constrained and self.min_tokens:
-            raise InvalidRequest("min_tokens", "does not go with a grammar, which says where the output may end")
         copied(self, "logit_bias", _biases(self.logit_bias))
         copied(self, "bad_words", _texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_STOP_LENGTH))
         if self.allowed_token_ids is not None:
@@ -229,8 +227,8 @@ def _biases(given: object) -> tuple[tuple[int, float], ...]:
         given = tuple(given.items())
     if not isinstance(given, tuple | list) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
         raise InvalidRequest("logit_bias", f"must be a mapping from token ids to numbers, not {given!r:.80}")
-    if len(given) > MAX_BIASES:
-        raise InvalidRequest("logit_bias", f"must be of at most {MAX_BIASES} ids, not {len(given)}")
+    if len(given) > MAX_BIAS:
+        raise InvalidRequest("logit_bias", f"must be of at most {MAX_BIAS} ids, not {len(given)}")
     for token, value in given:
         check_int("logit_bias", token, 0)
         check_float("logit_bias", value, -100.0, 100.0)
@@ -275,7 +273,7 @@ def _check_text(field: str, text: object, longest: int) -> None:
 
 def _schema(given: object) -> Any:
     """A schema, copied unless it is a type."""
-    if isinstance(given, type):
+    if isinstance(given, type) or get_origin(given) is not None:
         return given
     if not isinstance(given, dict):
         raise InvalidRequest(

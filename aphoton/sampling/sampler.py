@@ -183,9 +183,7 @@ class Sampler:
         return _invert(probabilities, uniform)
 
 
-def _process(
-    logits: Tensor, processors: Sequence[tuple[int, LogitsProcessor, list[int]]]
-) -> dict[int, Exception]:
+def _process(logits: Tensor, processors: Sequence[tuple[int, LogitsProcessor, list[int]]]) -> dict[int, Exception]:
     """Let processors change their rows of [n, V] logits. What they raise is theirs alone."""
     errors: dict[int, Exception] = {}
     for index, processor, output in processors:
