@@ -156,6 +156,7 @@ class Engine:
             page_size=config.page_size,
             max_step_tokens=config.max_step_tokens,
             now=loaded.device.now,
+            prefix_cache=config.prefix_cache,
             check=os.environ.get("APHOTON_DEBUG", "0") not in ("", "0"),
         )
         pipeline = Pipeline(scheduler, loaded.device, depth=config.pipeline_depth, timeline=self.timeline)
@@ -268,10 +269,11 @@ class Engine:
             running=scheduler.running,
             waiting=len(scheduler.waiting) + len(door) + len(self._turnstile),
             pages_free=scheduler.pool.free,
-            pages_cached=0,
-            pages_used=scheduler.pool.used,
+            pages_cached=scheduler.cache.idle,
+            pages_used=scheduler.pool.used - scheduler.cache.idle,
             zombies=scheduler.zombies,
             zombies_total=scheduler.zombies_total,
+            preemptions=scheduler.preemptions,
             steps=pipeline.steps,
             tokens=scheduler.tokens,
             launch_time=totals["launch"],

@@ -1,6 +1,6 @@
 """`Sequence`: one stream of tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +18,7 @@ class Sequence:
     ``error`` is set then, and no token comes after it, though a step that computes it may still be in flight.
 
     :ivar prompt: [p] int32 token ids, at least one.
-    :ivar limit: tokens to generate at most, foreseen from the start.
+    :ivar limit: tokens to generate at most, foreseen from the start. With 0 its prompt is computed, and that is all.
     :ivar sampling: the row's sampler state; its ``row`` is filled in at admission.
     :ivar stop_ids: token ids that end it.
     :ivar min_tokens: tokens before any end counts.
@@ -33,6 +33,7 @@ class Sequence:
     :ivar prompt_logprobs: alternatives to report with the log-probabilities of the prompt's tokens; None: none of that.
     :ivar prompt_scores: one entry per prompt token but the first, as they come.
     :ivar cached: prompt tokens whose KV was there when it was first admitted.
+    :ivar arrival: its number in the order of arrival.
     :ivar row: its place in the batch, 0 while it has none.
     :ivar output: committed token ids.
     :ivar logprobs: one entry per output token, if asked for.
@@ -40,6 +41,7 @@ class Sequence:
 
     __slots__ = (
         "admitted_at",
+        "arrival",
         "cached",
         "error",
         "finish_reason",
@@ -75,12 +77,12 @@ class Sequence:
         stop_ids: frozenset[int] = frozenset(),
         min_tokens: int = 0,
         watch: Callable[[int], str | None] | None = None,
-        submitted_at: float = 0.0,
         priority: int = 0,
         masker: Masker | None = None,
         processor: LogitsProcessor | None = None,
-        namespace: object = None,
+        namespace: Hashable = None,
         prompt_logprobs: int | None = None,
+        submitted_at: float = 0.0,
     ) -> None:
         self.prompt = prompt
         self.limit = limit
@@ -93,11 +95,12 @@ class Sequence:
         self.processor = processor
         self.namespace = namespace
         self.prompt_logprobs = prompt_logprobs
-        self.prompt_scores: list[TokenLogprob] = []
-        self.cached = 0
         self.on_tokens: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
+        self.arrival = 0
         self.row = 0
+        self.cached = 0
+        self.prompt_scores: list[TokenLogprob] = []
         self.output: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
@@ -107,6 +110,16 @@ class Sequence:
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self.finished_at: float | None = None
+
+    @property
+    def known(self) -> NDArray[np.int32]:
+        """Prompt and output: what is computed when it gets a row."""
+        return np.concatenate((self.prompt, np.array(self.output, np.int32))) if self.output else self.prompt
+
+    @property
+    def unscored(self) -> bool:
+        """Log-probabilities of its prompt are to come."""
+        return self.prompt_logprobs is not None and len(self.prompt_scores) < len(self.prompt) - 1
 
     @property
     def finalized(self) -> bool:
