@@ -3,7 +3,8 @@
 from collections.abc import Sequence as Many
 
 from aphoton.completion import Output, Piece, TokenLogprob
-from aphoton.sampling import SamplingParams
+from aphoton.parsing import Parsing
+from aphoton.sampling import Grammar, SamplingParams
 from aphoton.scheduler import Sequence
 from aphoton.text import Detokenizer, StopStrings, Tokenizer
 
@@ -26,6 +27,7 @@ class Choice:
         "_begins",
         "_detokenizer",
         "_echo",
+        "_grammar",
         "_stops",
         "_text",
         "_watched",
@@ -45,9 +47,11 @@ class Choice:
         *,
         continues: bool,
         echo: str | None,
+        grammar: Grammar | None,
     ) -> None:
         """:param continues: the text goes on behind a prompt's, so that a leading space belongs to it.
         :param echo: the prompt's text, to be put before; None: it is not.
+        :param grammar: what the text is of.
         """
         self.index = index
         self.sequence = sequence
@@ -62,6 +66,7 @@ class Choice:
         self.taken = 0
         self._text: list[str] = []  # of the pieces, what has been sampled only
         self._echo = echo
+        self._grammar = grammar
         # The next piece carries something of the prompt.
         self._begins = echo is not None or params.prompt_logprobs is not None
 
@@ -100,6 +105,9 @@ class Choice:
         assert self.ended and sequence.finish_reason is not None
         tokens, text = tuple(sequence.output), "".join(self._text)
         logprobs: Logprobs = None if self.params.logprobs is None else tuple(sequence.logprobs)
+        parsing: Parsing | None = None
+        if self._grammar is not None and sequence.finish_reason == "stop":
+            parsing = Parsing(self._grammar, text, not isinstance(sequence.stop_reason, str))
         if self._echo is not None:
             text, tokens, logprobs = self._with_prompt(self._echo, text, tokens, logprobs)
         return Output(
@@ -109,6 +117,7 @@ class Choice:
             finish_reason=sequence.finish_reason,
             stop_reason=sequence.stop_reason,
             logprobs=logprobs,
+            parsing=parsing,
         )
 
     @property

@@ -1,6 +1,7 @@
 """What a request gives back: `Completion`, and the `Piece`s of a stream."""
 
-from typing import Literal
+from collections.abc import Callable
+from typing import Any, Literal
 
 import msgspec
 
@@ -53,6 +54,7 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
         length), or ``"abort"`` (the request was cancelled; what had come by then is here).
     :ivar stop_reason: the stop string or the token id that ended it; None for other ends.
     :ivar logprobs: one entry per token id, when the request asked for them; None for the first of an echoed prompt.
+    :ivar parsing: makes what `parsed` is, of an output with a grammar that was not cut short.
     """
 
     index: int
@@ -61,10 +63,22 @@ class Output(msgspec.Struct, frozen=True, kw_only=True):
     finish_reason: FinishReason
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprob | None, ...] | None = None
+    parsing: Callable[[], Any] | None = None
+
+    @property
+    def parsed(self) -> Any:
+        """The object that the text stands for: of a ``json_schema`` that is a type, one of these; of another or a
+        ``json_object``, what JSON makes; of other grammars, the text itself. None without a grammar, and for a text
+        that was cut by its length, a stop string or an abort. Made anew each time.
+
+        :raises ValueError: when the type refuses what its schema allows, as a validator of its own may.
+        """
+        return None if self.parsing is None else self.parsing()
 
 
 class Completion(msgspec.Struct, frozen=True, kw_only=True):
-    """A finished request. ``text``, ``token_ids``, ``finish_reason`` and ``logprobs`` are those of ``outputs[0]``.
+    """A finished request. ``text``, ``token_ids``, ``finish_reason``, ``logprobs`` and ``parsed`` are those of
+    ``outputs[0]``.
 
     :ivar outputs: ``n``, in the order of their indices.
     :ivar prompt_logprobs: one entry per token of the prompt, when the request asked for them; None for the first, which
@@ -87,6 +101,10 @@ class Completion(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def finish_reason(self) -> FinishReason:
         return self.outputs[0].finish_reason
+
+    @property
+    def parsed(self) -> Any:
+        return self.outputs[0].parsed
 
     @property
     def logprobs(self) -> tuple[TokenLogprob | None, ...] | None:

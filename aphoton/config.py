@@ -54,7 +54,6 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_step_tokens: int = 2048
     prefix_cache: bool = True
     seed: int | None = None
-    prefix_cache: bool = True
 
     def __post_init__(self) -> None:
         for name, kind in (

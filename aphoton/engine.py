@@ -18,6 +18,7 @@ from aphoton.checks import build, check_float
 from aphoton.choice import Choice
 from aphoton.completion import Completion, FinishReason
 from aphoton.config import EngineConfig
+from aphoton.constraints import Constraints
 from aphoton.device.base import Limits
 from aphoton.device.sim import SimModel
 from aphoton.door import Door
@@ -26,7 +27,7 @@ from aphoton.loader import Loaded, load
 from aphoton.observe import Stats, Timeline
 from aphoton.progress import Progress
 from aphoton.request import Request
-from aphoton.sampling import SamplingParams
+from aphoton.sampling import GrammarCompiler, GrammarVocabulary, SamplingParams
 from aphoton.scheduler import Pipeline, Scheduler, Sequence
 from aphoton.stream import CompletionStream
 from aphoton.submission import (
@@ -36,7 +37,6 @@ from aphoton.submission import (
     encode_chat,
     encode_prompt,
     encode_text,
-    make_rules,
     make_sequences,
     off_loop,
 )
@@ -93,6 +93,7 @@ class Engine:
         self._scheduler: Scheduler | None = None
         self._pipeline: Pipeline | None = None
         self._door: Door | None = None
+        self._grammars: GrammarCompiler | None = None
         self._turnstile = Turnstile(SUBMISSIONS)
         self._seeds = random.Random(self.config.seed)
         self.timeline = Timeline()
@@ -327,7 +328,10 @@ class Engine:
         begin = loaded.device.now()
         await self._turnstile.enter()
         prompt = await encode(loaded)
-        rules = await make_rules(params, loaded.tokenizer, loaded.device.limits) if params.has_rules else None
+        constraints: Constraints | None = None
+        if params.has_rules:
+            vocab_size = loaded.device.limits.vocab_size
+            constraints = await Constraints.of(params, loaded.tokenizer, vocab_size, self._compiler(loaded))
         if params.echo and text is None:
             ids, tokenizer = prompt.tolist(), loaded.tokenizer
             text = await off_loop(len(ids), lambda: tokenizer.decode(ids))
@@ -342,16 +346,30 @@ class Engine:
             draw_seed=lambda: self._seeds.getrandbits(64),
             submitted_at=begin,
             shared=self.config.prefix_cache if use is None else use,
-            rules=rules,
+            constraints=constraints,
         )
+        grammar = None if constraints is None else constraints.grammar
         echo = text if params.echo else None
         choices = [
-            Choice(index, sequence, params, loaded.tokenizer, continues=continues, echo=echo)
+            Choice(index, sequence, params, loaded.tokenizer, continues=continues, echo=echo, grammar=grammar)
             for index, sequence in enumerate(sequences)
         ]
         request = Request(choices, self._end, deadline=params.deadline)
         await self._door.enter(*sequences)
         return request
+
+    def _compiler(self, loaded: Loaded) -> GrammarCompiler:
+        if self._grammars is None:
+            tokenizer, limits = loaded.tokenizer, loaded.device.limits
+            vocabulary = GrammarVocabulary(
+                tokenizer.vocabulary.pieces,
+                special_ids=tokenizer.special_ids,
+                eos_ids=limits.eos_token_ids,
+                vocab_size=limits.vocab_size,
+                encode=lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special=False),
+            )
+            self._grammars = GrammarCompiler(vocabulary)
+        return self._grammars
 
     def _wake(self) -> None:
         assert self._pipeline is not None
@@ -414,7 +432,7 @@ class Engine:
                 ready.set_exception(self._gone())
             # What is left of the engine holds no model: a second one fits in what this one used.
             self._loaded = None
-            self._pipeline = self._door = None
+            self._pipeline = self._door = self._grammars = None
 
     def _die(self, fault: BaseException) -> None:
         if self._state == "dead":

@@ -9,9 +9,9 @@ import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
+from aphoton.constraints import Constraints
 from aphoton.device.base import Limits
 from aphoton.errors import InvalidRequest, PromptTooLong
-from aphoton.rules import Rules
 from aphoton.sampling import RowSampling, SamplingParams
 from aphoton.sampling.row import MAX_BIAS
 from aphoton.scheduler import Scheduler, Sequence
@@ -25,7 +25,6 @@ __all__ = [
     "encode_chat",
     "encode_prompt",
     "encode_text",
-    "make_rules",
     "make_sequences",
     "off_loop",
 ]
@@ -107,15 +106,6 @@ def check_ids(field: str, ids: Iterable[int], vocab_size: int) -> Ids:
     return given.astype(np.int32)
 
 
-async def make_rules(params: SamplingParams, tokenizer: Tokenizer, limits: Limits) -> Rules:
-    """What ``params`` say of what may be sampled, beyond single ids.
-
-    :raises InvalidRequest: for rules that cannot be followed.
-    """
-    size = sum(map(len, params.bad_words))
-    return await off_loop(size, lambda: Rules.of(params, tokenizer, limits.vocab_size))
-
-
 def make_sequences(
     prompt: Ids,
     params: SamplingParams,
@@ -125,13 +115,13 @@ def make_sequences(
     draw_seed: Callable[[], int],
     submitted_at: float,
     shared: bool = True,
-    rules: Rules | None = None,
+    constraints: Constraints | None = None,
 ) -> list[Sequence]:
     """The ``n`` sequences of a request, which fit.
 
     :param draw_seed: called for a request that brings none, once it is sure to fit.
     :param shared: its pages are shared with other requests through the prefix cache.
-    :param rules: of what may be sampled, beyond ``params``.
+    :param constraints: what ``params`` say of its tokens beyond single ids, compiled.
     :raises InvalidRequest: for one that never can, saying why; `PromptTooLong` when it is its length.
     """
     if not len(prompt):
@@ -147,7 +137,9 @@ def make_sequences(
         if token >= limits.vocab_size:
             raise InvalidRequest("stop_token_ids", f"{token} is not below the vocabulary size {limits.vocab_size}")
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
-    min_tokens = min(params.min_tokens, limit)
+    # A grammar keeps ends back by itself, for it knows where there is nothing but the end.
+    patience = min(params.min_tokens, limit)
+    min_tokens = 0 if params.constrained else patience
     pages = scheduler.pages_for(len(prompt), limit)
     if pages > scheduler.pool.usable:
         raise PromptTooLong(
@@ -166,7 +158,7 @@ def make_sequences(
         "logprobs": params.logprobs,
     }
     if params.changes_logits:
-        fields |= _changes(prompt, params, limits, stops, rules)
+        fields |= _changes(prompt, params, limits, stops, constraints)
     seed = draw_seed() if params.seed is None else params.seed
     scored = params.prompt_logprobs
     everyone = params.echo and params.logprobs is not None  # each output begins with those of the prompt
@@ -184,7 +176,7 @@ def make_sequences(
             min_tokens=min_tokens,
             submitted_at=submitted_at,
             priority=params.priority,
-            masker=None if rules is None else rules.masker(),
+            masker=None if constraints is None else constraints.masker(min_tokens=patience, ends=stops),
             processor=params.processor,
             namespace=namespace,
             prompt_logprobs=scored if everyone or not index else None,
@@ -194,7 +186,7 @@ def make_sequences(
 
 
 def _changes(
-    prompt: Ids, params: SamplingParams, limits: Limits, stops: frozenset[int], rules: Rules | None
+    prompt: Ids, params: SamplingParams, limits: Limits, stops: frozenset[int], constraints: Constraints | None
 ) -> dict[str, Any]:
     """Fields of a `RowSampling` that most requests leave alone, from parameters that are checked here."""
     if limits.kernels == "script":
@@ -211,8 +203,8 @@ def _changes(
             raise InvalidRequest(name, f"{max(ids)} is not below the vocabulary size {limits.vocab_size}")
     if allowed is not None and params.min_tokens and stops.issuperset(allowed):
         raise InvalidRequest("allowed_token_ids", "must not be end tokens only, which min_tokens forbids at first")
-    if rules is not None and rules.banned:
-        bias = tuple({**dict(bias), **dict.fromkeys(rules.banned, -math.inf)}.items())
+    if constraints is not None and constraints.banned and constraints.grammar is None:
+        bias = tuple({**dict(bias), **dict.fromkeys(constraints.banned, -math.inf)}.items())
         if len(bias) > MAX_BIAS:
             raise InvalidRequest("bad_words", f"make more than {MAX_BIAS} ids with those of logit_bias: {len(bias)}")
     repetition = float(params.repetition_penalty)
