@@ -203,8 +203,11 @@ def _changes(
             raise InvalidRequest(name, f"{max(ids)} is not below the vocabulary size {limits.vocab_size}")
     if allowed is not None and params.min_tokens and stops.issuperset(allowed):
         raise InvalidRequest("allowed_token_ids", "must not be end tokens only, which min_tokens forbids at first")
-    if constraints is not None and constraints.banned and constraints.grammar is None:
-        bias = tuple({**dict(bias), **dict.fromkeys(constraints.banned, -math.inf)}.items())
+    banned = constraints.banned if constraints is not None and constraints.grammar is None else ()
+    if banned and (allowed is not None or limits.kernels == "script"):  # a script has no logits
+        allowed = tuple(sorted({*(range(limits.vocab_size) if allowed is None else allowed)}.difference(banned)))
+    elif banned:
+        bias = tuple({**dict(bias), **dict.fromkeys(banned, -math.inf)}.items())
         if len(bias) > MAX_BIAS:
             raise InvalidRequest("bad_words", f"make more than {MAX_BIAS} ids with those of logit_bias: {len(bias)}")
     repetition = float(params.repetition_penalty)
