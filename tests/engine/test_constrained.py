@@ -263,11 +263,11 @@ async def test_bad_words_that_leave_nothing(tiny: Engine) -> None:
 
 
 async def test_bad_words_on_the_simulated_device() -> None:
-    async with Engine(SimModel(vocab_size=128)) as engine:
+    async with Engine(SimModel(vocab_size=256)) as engine:
         with pytest.raises(InvalidRequest) as refused:
             await engine.generate([1], bad_words=["a"], logit_bias={1: 1.0})
         assert refused.value.field == "logit_bias", "which means nothing here"
-        sampling: dict[str, Any] = {"max_tokens": 100, "temperature": 1.0, "seed": 1, "ignore_eos": True}
+        sampling: dict[str, Any] = {"max_tokens": 300, "temperature": 1.0, "seed": 1, "ignore_eos": True}
         assert set(b"abcde") & {*(await engine.generate([1], **sampling)).token_ids}
         assert not set(b"abcde") & {*(await engine.generate([1], bad_words=list("abcde"), **sampling)).token_ids}
 
