@@ -349,7 +349,7 @@ class Scheduler:
             if self.holdings.needed(sequence, known, path) > room:
                 self._refused = (sequence.arrival, room)
                 break
-            self._seat(sequence, known, path)
+            self._seat(sequence, path)
             self._put_head(heads, sequence)
             length = self._length(sequence, budget)
             budget -= length
@@ -359,9 +359,9 @@ class Scheduler:
             self._tell_room()
         return newcomers
 
-    def _seat(self, sequence: Sequence, known: NDArray[np.int32], path: list[CachedPage]) -> None:
+    def _seat(self, sequence: Sequence, path: list[CachedPage]) -> None:
         sampling = sequence.sampling
-        sampling.row = self.rows.assign(sequence, known)
+        sampling.row = self.rows.assign(sequence)
         if sampling.penalized:
             sampling.output = tuple(sequence.output)
         self.holdings.seat(sequence, path)
