@@ -69,7 +69,7 @@ class Rows:
         assert sequence is not None, row
         return sequence
 
-    def assign(self, sequence: Sequence, known: NDArray[np.int32]) -> int:
+    def assign(self, sequence: Sequence) -> int:
         """Give ``sequence`` a free row."""
         row = self._free.pop()
         stops = sorted(sequence.stop_ids)
@@ -90,7 +90,7 @@ class Rows:
         self.launched[row] = self.committed[row] = len(sequence.output)
         self.limit[row] = sequence.limit
         self.min_tokens[row] = sequence.min_tokens
-        self.known[row] = known
+        self.known[row] = sequence.known
         self.scored[row] = len(sequence.prompt_scores)
         sequence.row = row
         return row

@@ -189,8 +189,8 @@ def masks_for_parts_of_prompts(patch: pytest.MonkeyPatch) -> None:
 def prompts_scored_again_after_a_preemption(patch: pytest.MonkeyPatch) -> None:
     assign = Rows.assign
 
-    def broken(self: Rows, sequence: Sequence, known: Any) -> int:
-        row = assign(self, sequence, known)
+    def broken(self: Rows, sequence: Sequence) -> int:
+        row = assign(self, sequence)
         self.scored[row] = 0
         return row
 
