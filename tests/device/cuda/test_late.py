@@ -196,6 +196,13 @@ async def test_as_the_cpu(cuda: pytest.MonkeyPatch, depth: int, expected: list[R
         assert expected[4].errors.keys() == {0}
 
 
+@pytest.mark.usefixtures("cuda")
+async def test_the_reference_decoder(expected: list[Results]) -> None:
+    device = open_standin(tiny(RandomCheckpoint(SHAPE), 24), config(), fused=False)
+    async with serving(device):
+        same(await drive(device, steps()), expected)
+
+
 async def test_what_is_expected(expected: list[Results]) -> None:
     """That the launches show what they are for."""
     assert expected[1].tokens[0] % 3 == 0
