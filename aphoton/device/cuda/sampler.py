@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aphoton.device.base import Batch, Late, Limits
 from aphoton.device.cuda.slot import SlotBuffers
-from aphoton.device.cuda.staging import Staging
+from aphoton.device.cuda.staging import ALIGNED, Staging
 from aphoton.kernels.triton.argmax import argmax, argmax_scratch
 from aphoton.kernels.triton.sample import SamplerState, adjust, sample, sample_ruled
 from aphoton.sampling import LogitsProcessor, RowSampling
@@ -40,12 +40,14 @@ GREEDY = StepSampling()
 class LateRows:
     """What a step samples late: m rows, as int32 tensors on the device.
 
-    :ivar places, rows, counts: [m] in the batch, on the engine, tokens sampled before.
-    :ivar masked: [m] which of the masks a row has; -1: none.
-    :ivar masks: [k, mask_words] packed; None when there are none.
+    :ivar many: m.
+    :ivar places, rows, counts: [m or more] in the batch, on the engine, tokens sampled before.
+    :ivar masked: [m or more] which of the masks a row has; -1: none.
+    :ivar masks: [k * mask_words] packed; None when there are none.
     :ivar processors: (index among the m, index in the batch, processor, output so far).
     """
 
+    many: int
     places: Tensor
     rows: Tensor
     counts: Tensor
@@ -139,27 +141,33 @@ class CudaSampler:
         if step.drawn is not None:
             sample(logits, step.drawn, counts, self._state, last, slot.tokens, slot.finite)
         if step.ruled is not None:
-            adjust(logits, *step.ruled, None, None, self._state)
-            sample_ruled(*step.ruled, self._state, last, slot.tokens, slot.finite)
+            adjust(logits, *step.ruled, None, None, self._state, many=len(step.ruled[0]))
+            sample_ruled(*step.ruled, self._state, last, slot.tokens, slot.finite, many=len(step.ruled[0]))
 
     def stage_late(self, batch: Batch, late: Late, staging: Staging) -> LateRows | None:
         """Pack what `sample_late` takes. None: there is no such row."""
         places, masks = late.masked, late.masks
-        masked = np.arange(len(places), dtype=np.int32)
+        masked: NDArray[np.int32] = np.arange(len(places), dtype=np.int32)
         if late.processors:
             others = np.setdiff1d(np.array([index for index, _, _ in late.processors], np.int32), places)
             places = np.concatenate((places, others))
             masked = np.concatenate((masked, np.full(len(others), -1, np.int32)))
-        if not len(places):
+        many = len(places)
+        if not many:
             return None
         assert batch.late[places].all(), "only what was launched as late is sampled late: it would be counted twice"
+        # Each of the four begins at a multiple of four: see `Staging`.
+        packed = np.zeros((4, -(-many // ALIGNED) * ALIGNED), np.int32)
+        packed[:, :many] = places, batch.rows[places], batch.counts[places], masked
+        sent = staging.put(packed).view(packed.shape).unbind()
         at = {place: index for index, place in enumerate(places.tolist())} if late.processors else {}
         return LateRows(
-            places=staging.put(places),
-            rows=staging.put(batch.rows[places]),
-            counts=staging.put(batch.counts[places]),
-            masked=staging.put(masked),
-            masks=staging.put(_words(masks)).view(masks.shape) if len(masks) else None,
+            many=many,
+            places=sent[0],
+            rows=sent[1],
+            counts=sent[2],
+            masked=sent[3],
+            masks=staging.put(masks.view(np.int32)) if len(masks) else None,
             processors=[(at[index], index, processor, output) for index, processor, output in late.processors],
         )
 
@@ -168,15 +176,15 @@ class CudaSampler:
         rows = late.places, late.rows, late.counts
         masks = late.masked, late.masks
         errors: dict[int, Exception] = {}
-        adjust(logits, *rows, *masks, self._state, hard=not late.processors)
+        adjust(logits, *rows, *masks, self._state, many=late.many, hard=not late.processors)
         if late.processors:
             for at, index, processor, output in late.processors:
                 try:
                     processor(output, self._state.adjusted[at])
                 except Exception as error:
                     errors[index] = error
-            adjust(logits, *rows, *masks, self._state, soft=False)
-        sample_ruled(*rows, self._state, last, slot.tokens, slot.finite)
+            adjust(logits, *rows, *masks, self._state, many=late.many, soft=False)
+        sample_ruled(*rows, self._state, last, slot.tokens, slot.finite, many=late.many)
         return errors
 
     def logprobs(self, step: StepSampling, logits: Tensor, slot: SlotBuffers) -> None:
@@ -195,12 +203,8 @@ class CudaSampler:
         # In a batch of any size, what is finite may begin anywhere: kernels are compiled for aligned places and others.
         for finite in (torch.zeros_like(rows), torch.zeros(len(rows) + 1, dtype=torch.int32, device=logits.device)[1:]):
             sample(logits, rows, rows, self._state, last, tokens, finite)
-            adjust(logits, places, rows, rows, None, None, self._state, hard=False)
-            adjust(logits, places, rows, rows, rows, masks, self._state, soft=False)
-            adjust(logits, places, rows, rows, None, None, self._state)
-            sample_ruled(places, rows, rows, self._state, last, tokens, finite)
+            adjust(logits, places, rows, rows, None, None, self._state, many=len(rows), hard=False)
+            adjust(logits, places, rows, rows, rows, masks, self._state, many=len(rows), soft=False)
+            adjust(logits, places, rows, rows, None, None, self._state, many=len(rows))
+            sample_ruled(places, rows, rows, self._state, last, tokens, finite, many=len(rows))
         logprobs(logits, tokens, MAX_LOGPROBS)
-
-
-def _words(masks: NDArray[np.uint32]) -> NDArray[np.int32]:
-    return masks.view(np.int32)

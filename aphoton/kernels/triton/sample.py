@@ -180,6 +180,7 @@ def adjust(
     masks: Tensor | None,
     state: SamplerState,
     *,
+    many: int,
     soft: bool = True,
     hard: bool = True,
 ) -> None:
@@ -188,16 +189,17 @@ def adjust(
     Either in one call, or in two if processors are to change ``state.adjusted`` in between.
 
     :param logits: [B, V]; they are not changed.
-    :param places: [m] int32 batch entries.
-    :param rows, counts: [m] int32 of these entries; see `sample`.
-    :param masked: [m] int32, which of the masks an entry has; -1: none. None: no entry has one.
+    :param places: [m or more] int32 batch entries.
+    :param rows, counts: [m or more] int32 of these entries; see `sample`.
+    :param masked: [m or more] int32, which of the masks an entry has; -1: none. None: no entry has one.
     :param masks: [k, mask_words] int32, which tokens may come, in place of those that the row allows.
+    :param many: m
     :param soft: bias and penalties, which read ``logits``.
     :param hard: masks and bans, and ``state.best``.
     """
     vocab = logits.shape[1]
     blocks = triton.cdiv(vocab, argmax.BLOCK)
-    _adjust[(len(places), blocks)](
+    _adjust[(many, blocks)](
         logits,
         places,
         rows,
@@ -223,18 +225,26 @@ def adjust(
 
 
 def sample_ruled(
-    places: Tensor, rows: Tensor, counts: Tensor, state: SamplerState, last: Tensor, tokens: Tensor, finite: Tensor
+    places: Tensor,
+    rows: Tensor,
+    counts: Tensor,
+    state: SamplerState,
+    last: Tensor,
+    tokens: Tensor,
+    finite: Tensor,
+    *,
+    many: int,
 ) -> None:
     """Chooses a token for those batch entries whose logits are in ``state.adjusted``, and counts it.
 
-    :param places, rows, counts: [m] as given to `adjust`.
+    :param places, rows, counts, many: as given to `adjust`.
     :param last, tokens, finite: see `sample`; of ``tokens`` and ``finite``, those at ``places`` are written.
     """
     vocab = state.vocab
     block = min(BLOCK, max(triton.next_power_of_2(vocab), 16))
     blocks = triton.cdiv(vocab, block)
     parts = state.best.shape[1]
-    _sample[(len(places),)](
+    _sample[(many,)](
         state.adjusted,
         rows,
         counts,

@@ -196,6 +196,13 @@ async def test_as_the_cpu(cuda: pytest.MonkeyPatch, depth: int, expected: list[R
         assert expected[4].errors.keys() == {0}
 
 
+@pytest.mark.usefixtures("cuda")
+async def test_the_reference_decoder(expected: list[Results]) -> None:
+    device = open_standin(tiny(RandomCheckpoint(SHAPE), 24), config(), fused=False)
+    async with serving(device):
+        same(await drive(device, steps()), expected)
+
+
 async def test_what_is_expected(expected: list[Results]) -> None:
     """That the launches show what they are for."""
     assert expected[1].tokens[0] % 3 == 0
@@ -262,7 +269,7 @@ async def test_a_greedy_step_takes_nothing_more(cuda: pytest.MonkeyPatch) -> Non
         kernel = getattr(sampler, name)
 
         def counted(*args: Any, name: str = name, kernel: Any = kernel, **options: Any) -> Any:
-            launched.append((name, len(args[0])))
+            launched.append((name, options.get("many")))
             return kernel(*args, **options)
 
         cuda.setattr(sampler, name, counted)

@@ -65,12 +65,12 @@ class Both:
         given = [self._tensor(np.array(places, np.int32)), self._tensor(self.rows), self._tensor(counts)]
         masked = [self._tensor(which), self._tensor(words.view(np.int32))] if masks else [None, None]
         last, tokens, finite = (torch.full((size,), -7, dtype=torch.int32, device=self.device) for size in (7, 5, 5))
-        sample.adjust(batch, *given, *masked, self.state, hard=not processors)
+        sample.adjust(batch, *given, *masked, self.state, many=many, hard=not processors)
         for index, processor, output in processors:
             processor(output, self.state.adjusted[index])
         if processors:
-            sample.adjust(batch, *given, *masked, self.state, soft=False)
-        sample.sample_ruled(*given, self.state, last, tokens, finite)
+            sample.adjust(batch, *given, *masked, self.state, many=many, soft=False)
+        sample.sample_ruled(*given, self.state, last, tokens, finite, many=many)
         others = [place for place in range(5) if place not in places]
         assert (tokens[others] == -7).all() and (finite[others] == -7).all()
         assert torch.equal(last[self.rows.tolist()], tokens[places]) and (last[: 7 - many] == -7).all()
