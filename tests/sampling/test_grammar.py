@@ -106,6 +106,9 @@ def test_keys_keep_their_order() -> None:
             "grammar",
             "at most 1000 rules",
         ),
+        ({"grammar": "start: x\nx[max_tokens=3, temperature=0.5]: /a+/"}, "grammar", "attribute temperature"),
+        ({"grammar": "start: x\n  x[ capture ]: /a+/"}, "grammar", "attribute capture"),
+        ({"grammar": 'start: x "b"\nx[stop=""]: /a+/'}, "grammar", 'attribute stop=""'),
         ({"grammar": 'start: %json {"$ref": "https://example.com"}'}, "grammar", r"\$ref"),
     ],
     ids=lambda value: f"{value!r:.50}",
@@ -144,6 +147,18 @@ def test_depth_is_limited(schema: dict[str, Any]) -> None:
     """The compiler would overflow its stack, and end the process."""
     with pytest.raises(InvalidRequest, match="nested at most 400"):
         Grammar.of(json_schema=schema)
+
+
+def test_a_schema_that_holds_itself() -> None:
+    schema: dict[str, Any] = {"type": "array"}
+    schema["items"] = schema
+    with pytest.raises(InvalidRequest, match="Circular reference"):
+        Grammar.of(json_schema=schema)
+
+
+def test_tuples_hide_nothing() -> None:
+    with pytest.raises(InvalidRequest, match=r"\$ref is supported inside"):
+        Grammar.of(json_schema={"anyOf": ({"type": "string"}, {"$ref": "https://example.com"})})
 
 
 def test_deep_but_allowed() -> None:

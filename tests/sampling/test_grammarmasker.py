@@ -265,9 +265,32 @@ def test_a_lexer_is_not_kept_for_ever(compiler: GrammarCompiler, monkeypatch: py
     assert all(follow(masker, b"abc") == [False] * 3 for masker in maskers)
 
 
-def test_hidden_references_in_lark(compiler: GrammarCompiler) -> None:
+def test_lark_with_json_and_limits(compiler: GrammarCompiler) -> None:
     ready = compiled(compiler, grammar='start: "<" %json {"type": "integer"} ">"')
     assert follow(ready.masker(), b"<12>")[-1]
+    masker = compiled(compiler, grammar='start: x "c"\nx[max_tokens=2]: /a+/').masker()
+    follow(masker, b"aa")
+    assert mask_of(masker) == {ord("c")}
+
+
+@pytest.mark.parametrize(
+    ("link", "length"),
+    [
+        (lambda ref: {"$ref": ref}, 190),
+        (lambda ref: {"properties": {"x": {"$ref": ref}}, "required": ["x"]}, 125),
+        (lambda ref: {"anyOf": [{"$ref": ref}, {"type": "null"}]}, 125),
+        (lambda ref: {"prefixItems": [{"items": {"$ref": ref}}]}, 95),
+    ],
+    ids=["references", "properties", "alternatives", "items"],
+)
+async def test_the_deepest_that_is_allowed_compiles(link: Any, length: int) -> None:
+    """In a worker thread, on whose stack the compiler recurses."""
+    defs = {f"d{i}": link(f"#/$defs/d{i + 1}") for i in range(length)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{length}": {"type": "string"}}}
+    compiler = GrammarCompiler(byte_vocabulary())
+    grammar = Grammar.of(json_schema=schema)
+    assert grammar is not None
+    assert mask_of((await compiler.compile(grammar)).masker())
 
 
 def test_quick(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +345,38 @@ async def test_two_first_requests_build_one_vocabulary(monkeypatch: pytest.Monke
     grammars = [Grammar(kind="regex", text="a" * n) for n in range(1, 9)]
     ready = await asyncio.gather(*(compiler.compile(grammar) for grammar in grammars))
     assert len(built) == 1 and len(set(map(id, ready))) == 8
+
+
+async def test_a_caller_that_leaves_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(byte_vocabulary())
+    started, go_on, done = threading.Event(), threading.Event(), threading.Event()
+    original = GrammarCompiler._compile
+
+    def slow(self: GrammarCompiler, grammar: Grammar) -> CompiledGrammar:
+        started.set()
+        go_on.wait()
+        return original(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", slow)
+    grammar = Grammar(kind="regex", text="a+")
+
+    def compile_and_tell(given: Grammar) -> CompiledGrammar:
+        try:
+            return GrammarCompiler.compile_here(compiler, given)
+        finally:
+            done.set()
+
+    monkeypatch.setattr(compiler, "compile_here", compile_and_tell)
+    task = asyncio.create_task(compiler.compile(grammar))
+    await asyncio.to_thread(started.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    await asyncio.to_thread(done.wait)
+    monkeypatch.undo()
+    kept = await compiler.compile(grammar)
+    assert mask_of(kept.masker()) == {ord("a")}
 
 
 def test_the_last_used_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
