@@ -5,7 +5,7 @@ python examples/form.py [MODEL]
 
 import asyncio
 import sys
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -27,9 +27,10 @@ class Form(msgspec.Struct, frozen=True, kw_only=True):
     mood: Literal["happy", "neutral", "angry"]
 
 
-async def fill(engine: aphoton.Engine, paragraph: str) -> Form:
+async def fill(engine: aphoton.Engine, paragraph: str, **sampling: Any) -> Form:
     question = f"Fill in the form (name, age, city, product, order_number, mood) as JSON from this text:\n{paragraph}"
-    done = await engine.chat([{"role": "user", "content": question}], json_schema=Form, max_tokens=400)
+    messages = [{"role": "user", "content": question}]
+    done = await engine.chat(messages, json_schema=Form, max_tokens=1000, **sampling)
     form: Form = done.parsed
     return form
 
