@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from aphoton.errors import InvalidRequest
-from aphoton.sampling.schema import check_schema, schema_text, type_schema
+from aphoton.sampling.schema import check_schema, merge_tagged, schema_text, type_schema
 
 __all__ = ["Grammar", "GrammarKind"]
 
@@ -130,7 +130,10 @@ def _from_schema(given: Any) -> Grammar:
     else:
         kind, text = given, schema_text(type_schema(given))
     _check_text("json_schema", text, MAX_TEXT)
-    check_schema(json.loads(text))  # as the compiler will read it: no tuples, no circles
+    schema = json.loads(text)  # as the compiler will read it: no tuples, no circles
+    check_schema(schema)
+    if merge_tagged(schema):
+        text = schema_text(schema)
     return Grammar(kind="json_schema", text=text, type=kind)
 
 

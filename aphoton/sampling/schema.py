@@ -9,7 +9,7 @@ import msgspec
 
 from aphoton.errors import InvalidRequest
 
-__all__ = ["check_schema", "schema_text", "type_schema"]
+__all__ = ["check_schema", "merge_tagged", "schema_text", "type_schema"]
 
 MAX_DEPTH = 400
 """Subschemas inside one another, references followed. The compiler recurses: 1,000 overflow a thread's stack of 8 MB,
@@ -57,6 +57,49 @@ def type_schema(kind: Any) -> dict[str, Any]:
             del part["format"]
             part["pattern"] = r"^-?[0-9]{1,30}(\.[0-9]{1,30})?$"
     return dict(schema)
+
+
+def merge_tagged(schema: dict[str, Any]) -> bool:
+    """Change ``oneOf`` into ``anyOf`` where a tag tells the alternatives apart: it is the same there, and supported.
+
+    A tag is a property that all alternatives require and of which each allows other values.
+
+    :returns: whether anything was changed.
+    """
+    changed = False
+    for part in subschemas(schema):
+        alternatives = part.get("oneOf")
+        if isinstance(alternatives, list) and "anyOf" not in part and _tagged(schema, alternatives):
+            part["anyOf"] = part.pop("oneOf")
+            part.pop("discriminator", None)  # OpenAPI's name of the tag
+            changed = True
+    return changed
+
+
+def _tagged(schema: dict[str, Any], alternatives: list[Any]) -> bool:
+    objects = []
+    for part in alternatives:
+        if isinstance(part, dict) and isinstance(part.get("$ref"), str):
+            part = resolve(schema, part["$ref"])
+        if not isinstance(part, dict) or part.get("type") != "object":
+            return False
+        properties, required = part.get("properties"), part.get("required")
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            return False
+        objects.append({name: _values(properties[name]) for name in required if isinstance(properties.get(name), dict)})
+    if not objects:
+        return False
+    for name in objects[0]:
+        values = [value for tags in objects for value in tags.get(name, ())]
+        if all(tags.get(name) for tags in objects) and len(values) == len(set(values)):
+            return True
+    return False
+
+
+def _values(part: Mapping[str, Any]) -> list[str]:
+    """The strings that a schema allows, if it allows only some."""
+    values = [part["const"]] if "const" in part else part.get("enum")
+    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else []
 
 
 def subschemas(schema: Any) -> Iterator[dict[str, Any]]:

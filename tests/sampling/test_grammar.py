@@ -212,6 +212,32 @@ def test_what_a_type_refuses(kind: Any, text: str) -> None:
         grammar(json_schema=kind).parse(text)
 
 
+def tagged(**change: Any) -> dict[str, Any]:
+    def alternative(tag: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {"kind": {"const": tag}, "n": {}}, "required": ["n", "kind"], **change}
+
+    return {"oneOf": [alternative("a"), {"$ref": "#/$defs/b"}], "$defs": {"b": alternative("b")}}
+
+
+def test_alternatives_with_a_tag_exclude_each_other() -> None:
+    made = json.loads(grammar(json_schema={**tagged(), "discriminator": {"propertyName": "kind"}}).text)
+    assert made == {"anyOf": tagged()["oneOf"], "$defs": tagged()["$defs"]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"required": ["n"]},
+        {"properties": {"kind": {"const": "same"}, "n": {}}},
+        {"properties": {"kind": {"type": "string"}, "n": {}}},
+        {"type": ["object", "null"]},
+    ],
+    ids=["optional", "same", "any", "null"],
+)
+def test_without_a_tag_one_of_stays(change: dict[str, Any]) -> None:
+    assert json.loads(grammar(json_schema=tagged(**change)).text) == tagged(**change)
+
+
 def test_objects_of_a_type_have_no_other_keys() -> None:
     assert json.loads(grammar(json_schema=Point).text)["$defs"]["Point"]["additionalProperties"] is False
     assert json.loads(grammar(json_schema=Person).text)["additionalProperties"] is False

@@ -1,15 +1,19 @@
 """Grammars compiled, and what their maskers allow."""
 
 import asyncio
+import decimal
 import json
 import re
 import threading
+import typing
+import uuid
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import gguf
 import msgspec
 import numpy as np
+import pydantic
 import pytest
 from llguidance import LLTokenizer
 from sampling.grammars import EOS, VOCAB, RandomModel, bits, byte_vocabulary, compiled, mask_of
@@ -109,6 +113,43 @@ def test_random_json_is_valid(compiler: GrammarCompiler) -> None:
     for seed in range(20):
         output = RandomModel(seed, BYTES).generate(objects.masker(), VOCAB, (EOS,))
         assert output is not None and isinstance(json.loads(bytes(output)), dict)
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+    lives: Annotated[int, pydantic.Field(ge=0, le=9)]
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+    name: str | None = None
+
+
+class Owner(pydantic.BaseModel):
+    pet: Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
+    others: list[Cat | Dog] = []
+    address: tuple[int, str]
+
+
+class Leaf(msgspec.Struct, tag=True):
+    value: Annotated[int, msgspec.Meta(ge=-5, lt=5)]
+
+
+class Node(msgspec.Struct, tag=True):
+    left: "Node | Leaf"
+    colours: set[Literal["red", "green"]] = msgspec.field(default_factory=set)
+
+
+@pytest.mark.parametrize("kind", [Owner, Node | Leaf, dict[str, list[bool]], uuid.UUID, decimal.Decimal, bytes])
+def test_random_texts_become_objects_of_a_type(compiler: GrammarCompiler, kind: Any) -> None:
+    grammar = Grammar.of(json_schema=kind)
+    assert grammar is not None
+    ready = compiler.compile_here(grammar)
+    for seed in range(20):
+        output = RandomModel(seed, BYTES).generate(ready.masker(), VOCAB, (EOS,))
+        assert output is not None
+        made = grammar.parse(bytes(output).decode())
+        assert isinstance(made, typing.get_origin(kind) if kind == dict[str, list[bool]] else kind)
 
 
 def test_json_has_no_endless_space(compiler: GrammarCompiler) -> None:
