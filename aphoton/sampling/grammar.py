@@ -51,7 +51,8 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
         :param json_schema: a JSON schema as a dict; or a type: a msgspec struct, a dataclass, a TypedDict, a pydantic
             model, or what else `msgspec.json.schema` takes. Objects of a type have no other keys but where it says so.
             Formats that are known (date, time, date-time, duration, email, hostname, ipv4, ipv6, uri, uuid) are kept;
-            others are refused. References lead into the schema itself: ``#/...``.
+            others are refused. A date or time whose schema has no format (msgspec's, without ``Meta(tz=True)``) is any
+            string. References lead into the schema itself: ``#/...``.
         :param json_object: any JSON object.
         :param regex: in the syntax of Rust's ``regex`` crate, which has no look-around and no back-references. The
             whole text matches it; ``^`` and ``$`` are not needed.

@@ -15,6 +15,23 @@ MAX_DEPTH = 400
 """Subschemas inside one another, references followed. The compiler recurses: 1,000 overflow a thread's stack of 8 MB,
 which ends the process."""
 
+_DAY = (
+    "((000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-"
+    "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29)"
+)
+_CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_SPAN = "T([0-9]{1,4}H([0-9]{1,4}M)?([0-9]{1,4}S)?|[0-9]{1,4}M([0-9]{1,4}S)?|[0-9]{1,4}S)"
+
+FORMATS = {
+    "date": f"^{_DAY}$",
+    "time": f"^{_CLOCK}$",
+    "date-time": f"^{_DAY}T{_CLOCK}$",
+    "duration": f"^P([0-9]{{1,5}}D({_SPAN})?|{_SPAN})$",
+    "decimal": r"^-?[0-9]{1,30}(\.[0-9]{1,30})?$",
+}
+"""What Python's types take, which is less than the formats allow (year 0, second 60, months), or not of JSON Schema."""
+
 BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
 SUBSCHEMA = (
@@ -51,11 +68,11 @@ def type_schema(kind: Any) -> dict[str, Any]:
         part.pop("uniqueItems", None)  # a set: what comes twice is in it once
         if part.get("properties") and "additionalProperties" not in part:
             part["additionalProperties"] = False
-        if part.get("contentEncoding") == "base64" and "pattern" not in part:
-            part["pattern"] = BASE64
-        if part.get("format") == "decimal":  # msgspec's, not JSON Schema's
-            del part["format"]
-            part["pattern"] = r"^-?[0-9]{1,30}(\.[0-9]{1,30})?$"
+        if part.get("type") == "string" and "pattern" not in part:
+            if part.get("contentEncoding") == "base64":
+                part["pattern"] = BASE64
+            elif part.get("format") in FORMATS:
+                part["pattern"] = FORMATS[part.pop("format")]
     return dict(schema)
 
 

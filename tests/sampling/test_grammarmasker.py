@@ -1,6 +1,7 @@
 """Grammars compiled, and what their maskers allow."""
 
 import asyncio
+import datetime
 import decimal
 import json
 import re
@@ -140,7 +141,24 @@ class Node(msgspec.Struct, tag=True):
     colours: set[Literal["red", "green"]] = msgspec.field(default_factory=set)
 
 
-@pytest.mark.parametrize("kind", [Owner, Node | Leaf, dict[str, list[bool]], uuid.UUID, decimal.Decimal, bytes])
+Moment = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+Clock = Annotated[datetime.time, msgspec.Meta(tz=True)]
+
+
+class Dates(pydantic.BaseModel):
+    day: datetime.date
+    moment: datetime.datetime
+    clock: datetime.time
+    span: datetime.timedelta
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Owner, Node | Leaf, dict[str, list[bool]], uuid.UUID, decimal.Decimal, bytes),
+        *(Dates, datetime.date, Moment, Clock, datetime.timedelta),
+    ],
+)
 def test_random_texts_become_objects_of_a_type(compiler: GrammarCompiler, kind: Any) -> None:
     grammar = Grammar.of(json_schema=kind)
     assert grammar is not None
@@ -149,7 +167,19 @@ def test_random_texts_become_objects_of_a_type(compiler: GrammarCompiler, kind: 
         output = RandomModel(seed, BYTES).generate(ready.masker(), VOCAB, (EOS,))
         assert output is not None
         made = grammar.parse(bytes(output).decode())
-        assert isinstance(made, typing.get_origin(kind) if kind == dict[str, list[bool]] else kind)
+        plain = typing.get_args(kind)[0] if kind in (Moment, Clock) else kind
+        assert isinstance(made, dict if kind == dict[str, list[bool]] else plain)
+
+
+@pytest.mark.parametrize("day", ["2024-02-29", "2000-02-29", "0001-01-01", "9999-12-31", "2023-02-28", "1999-11-30"])
+def test_real_days_may_come(compiler: GrammarCompiler, day: str) -> None:
+    assert follow(compiled(compiler, json_schema=datetime.date).masker(), f'"{day}"'.encode())[-1]
+
+
+@pytest.mark.parametrize("day", ["2023-02-29", "1900-02-29", "0000-01-01", "2023-04-31", "2023-13-01", "2023-00-10"])
+def test_other_days_may_not(compiler: GrammarCompiler, day: str) -> None:
+    masker = compiled(compiler, json_schema=datetime.date).masker()
+    assert not all(byte in mask_of(masker) and not masker.accept(byte) for byte in f'"{day}'.encode())
 
 
 def test_json_has_no_endless_space(compiler: GrammarCompiler) -> None:
