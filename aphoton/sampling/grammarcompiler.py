@@ -16,7 +16,7 @@ from aphoton.sampling.grammarvocabulary import GrammarVocabulary
 
 __all__ = ["GrammarCompiler"]
 
-CACHED = 64
+CACHED = 32
 """Compiled grammars to keep: those that were used last."""
 
 PROBE = 3
@@ -27,7 +27,7 @@ LIMITS = LLParserLimits(
     step_lexer_fuel=200_000,  # 14 ms for one mask
     step_max_items=20_000,  # 1 ms
     max_items_in_row=2_000,
-    max_lexer_states=50_000,  # 100 MB
+    max_lexer_states=20_000,  # 40 MB
     max_grammar_size=100_000,
     verbose_errors=False,
 )
@@ -143,5 +143,7 @@ def _reason(error: str) -> str:
     if name := re.search(r"Unknown format: (.*)", error):
         return f"keyword format is not supported with the value {name[1]!r}"
     if "coerce_one_of" in error:
-        return "keyword oneOf is not supported where its alternatives may overlap; anyOf is"
+        return (
+            "keyword oneOf is not supported where its alternatives may overlap; anyOf is, and a required tag property"
+        )
     return error[:2000] or "cannot be compiled"

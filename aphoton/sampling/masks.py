@@ -28,6 +28,8 @@ def _executor() -> LLExecutor:
 def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, Exception]:
     """`Masker.fill` for several sequences: quick grammars are computed in parallel, on threads that llguidance keeps.
 
+    Sequences of one grammar take turns, for they share a lexer.
+
     :param maskers: m of them, of which none is used by another thread meanwhile.
     :param masks: [m, ceil(vocab_size / 32)], contiguous.
     :returns: what was raised, by index; the masks of these mean nothing.

@@ -9,11 +9,28 @@ import msgspec
 
 from aphoton.errors import InvalidRequest
 
-__all__ = ["check_schema", "schema_text", "type_schema"]
+__all__ = ["check_schema", "merge_tagged", "schema_text", "type_schema"]
 
 MAX_DEPTH = 400
 """Subschemas inside one another, references followed. The compiler recurses: 1,000 overflow a thread's stack of 8 MB,
 which ends the process."""
+
+_DAY = (
+    "((000[1-9]|00[1-9][0-9]|0[1-9][0-9]{2}|[1-9][0-9]{3})-"
+    "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
+    "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29)"
+)
+_CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_SPAN = "T([0-9]{1,4}H([0-9]{1,4}M)?([0-9]{1,4}S)?|[0-9]{1,4}M([0-9]{1,4}S)?|[0-9]{1,4}S)"
+
+FORMATS = {
+    "date": f"^{_DAY}$",
+    "time": f"^{_CLOCK}$",
+    "date-time": f"^{_DAY}T{_CLOCK}$",
+    "duration": f"^P([0-9]{{1,5}}D({_SPAN})?|{_SPAN})$",
+    "decimal": r"^-?[0-9]{1,30}(\.[0-9]{1,30})?$",
+}
+"""What Python's types take, which is less than the formats allow (year 0, second 60, months), or not of JSON Schema."""
 
 BASE64 = "^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
@@ -51,12 +68,55 @@ def type_schema(kind: Any) -> dict[str, Any]:
         part.pop("uniqueItems", None)  # a set: what comes twice is in it once
         if part.get("properties") and "additionalProperties" not in part:
             part["additionalProperties"] = False
-        if part.get("contentEncoding") == "base64" and "pattern" not in part:
-            part["pattern"] = BASE64
-        if part.get("format") == "decimal":  # msgspec's, not JSON Schema's
-            del part["format"]
-            part["pattern"] = r"^-?[0-9]{1,30}(\.[0-9]{1,30})?$"
+        if part.get("type") == "string" and "pattern" not in part:
+            if part.get("contentEncoding") == "base64":
+                part["pattern"] = BASE64
+            elif part.get("format") in FORMATS:
+                part["pattern"] = FORMATS[part.pop("format")]
     return dict(schema)
+
+
+def merge_tagged(schema: dict[str, Any]) -> bool:
+    """Change ``oneOf`` into ``anyOf`` where a tag tells the alternatives apart: it is the same there, and supported.
+
+    A tag is a property that all alternatives require and of which each allows other values.
+
+    :returns: whether anything was changed.
+    """
+    changed = False
+    for part in subschemas(schema):
+        alternatives = part.get("oneOf")
+        if isinstance(alternatives, list) and "anyOf" not in part and _tagged(schema, alternatives):
+            part["anyOf"] = part.pop("oneOf")
+            part.pop("discriminator", None)  # OpenAPI's name of the tag
+            changed = True
+    return changed
+
+
+def _tagged(schema: dict[str, Any], alternatives: list[Any]) -> bool:
+    objects = []
+    for part in alternatives:
+        if isinstance(part, dict) and isinstance(part.get("$ref"), str):
+            part = resolve(schema, part["$ref"])
+        if not isinstance(part, dict) or part.get("type") != "object":
+            return False
+        properties, required = part.get("properties"), part.get("required")
+        if not isinstance(properties, dict) or not isinstance(required, list):
+            return False
+        objects.append({name: _values(properties[name]) for name in required if isinstance(properties.get(name), dict)})
+    if not objects:
+        return False
+    for name in objects[0]:
+        values = [value for tags in objects for value in tags.get(name, ())]
+        if all(tags.get(name) for tags in objects) and len(values) == len(set(values)):
+            return True
+    return False
+
+
+def _values(part: Mapping[str, Any]) -> list[str]:
+    """The strings that a schema allows, if it allows only some."""
+    values = [part["const"]] if "const" in part else part.get("enum")
+    return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else []
 
 
 def subschemas(schema: Any) -> Iterator[dict[str, Any]]:

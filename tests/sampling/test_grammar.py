@@ -106,6 +106,9 @@ def test_keys_keep_their_order() -> None:
             "grammar",
             "at most 1000 rules",
         ),
+        ({"grammar": "start: x\nx[max_tokens=3, temperature=0.5]: /a+/"}, "grammar", "attribute temperature"),
+        ({"grammar": "start: x\n  x[ capture ]: /a+/"}, "grammar", "attribute capture"),
+        ({"grammar": 'start: x "b"\nx[stop=""]: /a+/'}, "grammar", 'attribute stop=""'),
         ({"grammar": 'start: %json {"$ref": "https://example.com"}'}, "grammar", r"\$ref"),
     ],
     ids=lambda value: f"{value!r:.50}",
@@ -144,6 +147,18 @@ def test_depth_is_limited(schema: dict[str, Any]) -> None:
     """The compiler would overflow its stack, and end the process."""
     with pytest.raises(InvalidRequest, match="nested at most 400"):
         Grammar.of(json_schema=schema)
+
+
+def test_a_schema_that_holds_itself() -> None:
+    schema: dict[str, Any] = {"type": "array"}
+    schema["items"] = schema
+    with pytest.raises(InvalidRequest, match="Circular reference"):
+        Grammar.of(json_schema=schema)
+
+
+def test_tuples_hide_nothing() -> None:
+    with pytest.raises(InvalidRequest, match=r"\$ref is supported inside"):
+        Grammar.of(json_schema={"anyOf": ({"type": "string"}, {"$ref": "https://example.com"})})
 
 
 def test_deep_but_allowed() -> None:
@@ -195,6 +210,32 @@ def test_what_was_cut_is_nothing() -> None:
 def test_what_a_type_refuses(kind: Any, text: str) -> None:
     with pytest.raises(ValueError, match=r"cannot be made|nested too deeply"):
         grammar(json_schema=kind).parse(text)
+
+
+def tagged(**change: Any) -> dict[str, Any]:
+    def alternative(tag: str) -> dict[str, Any]:
+        return {"type": "object", "properties": {"kind": {"const": tag}, "n": {}}, "required": ["n", "kind"], **change}
+
+    return {"oneOf": [alternative("a"), {"$ref": "#/$defs/b"}], "$defs": {"b": alternative("b")}}
+
+
+def test_alternatives_with_a_tag_exclude_each_other() -> None:
+    made = json.loads(grammar(json_schema={**tagged(), "discriminator": {"propertyName": "kind"}}).text)
+    assert made == {"anyOf": tagged()["oneOf"], "$defs": tagged()["$defs"]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"required": ["n"]},
+        {"properties": {"kind": {"const": "same"}, "n": {}}},
+        {"properties": {"kind": {"type": "string"}, "n": {}}},
+        {"type": ["object", "null"]},
+    ],
+    ids=["optional", "same", "any", "null"],
+)
+def test_without_a_tag_one_of_stays(change: dict[str, Any]) -> None:
+    assert json.loads(grammar(json_schema=tagged(**change)).text) == tagged(**change)
 
 
 def test_objects_of_a_type_have_no_other_keys() -> None:

@@ -1,15 +1,20 @@
 """Grammars compiled, and what their maskers allow."""
 
 import asyncio
+import datetime
+import decimal
 import json
 import re
 import threading
+import typing
+import uuid
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import gguf
 import msgspec
 import numpy as np
+import pydantic
 import pytest
 from llguidance import LLTokenizer
 from sampling.grammars import EOS, VOCAB, RandomModel, bits, byte_vocabulary, compiled, mask_of
@@ -109,6 +114,72 @@ def test_random_json_is_valid(compiler: GrammarCompiler) -> None:
     for seed in range(20):
         output = RandomModel(seed, BYTES).generate(objects.masker(), VOCAB, (EOS,))
         assert output is not None and isinstance(json.loads(bytes(output)), dict)
+
+
+class Cat(pydantic.BaseModel):
+    kind: Literal["cat"]
+    lives: Annotated[int, pydantic.Field(ge=0, le=9)]
+
+
+class Dog(pydantic.BaseModel):
+    kind: Literal["dog"]
+    name: str | None = None
+
+
+class Owner(pydantic.BaseModel):
+    pet: Annotated[Cat | Dog, pydantic.Field(discriminator="kind")]
+    others: list[Cat | Dog] = []
+    address: tuple[int, str]
+
+
+class Leaf(msgspec.Struct, tag=True):
+    value: Annotated[int, msgspec.Meta(ge=-5, lt=5)]
+
+
+class Node(msgspec.Struct, tag=True):
+    left: "Node | Leaf"
+    colours: set[Literal["red", "green"]] = msgspec.field(default_factory=set)
+
+
+Moment = Annotated[datetime.datetime, msgspec.Meta(tz=True)]
+Clock = Annotated[datetime.time, msgspec.Meta(tz=True)]
+
+
+class Dates(pydantic.BaseModel):
+    day: datetime.date
+    moment: datetime.datetime
+    clock: datetime.time
+    span: datetime.timedelta
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Owner, Node | Leaf, dict[str, list[bool]], uuid.UUID, decimal.Decimal, bytes),
+        *(Dates, datetime.date, Moment, Clock, datetime.timedelta),
+    ],
+)
+def test_random_texts_become_objects_of_a_type(compiler: GrammarCompiler, kind: Any) -> None:
+    grammar = Grammar.of(json_schema=kind)
+    assert grammar is not None
+    ready = compiler.compile_here(grammar)
+    for seed in range(20):
+        output = RandomModel(seed, BYTES).generate(ready.masker(), VOCAB, (EOS,))
+        assert output is not None
+        made = grammar.parse(bytes(output).decode())
+        plain = typing.get_args(kind)[0] if kind in (Moment, Clock) else kind
+        assert isinstance(made, dict if kind == dict[str, list[bool]] else plain)
+
+
+@pytest.mark.parametrize("day", ["2024-02-29", "2000-02-29", "0001-01-01", "9999-12-31", "2023-02-28", "1999-11-30"])
+def test_real_days_may_come(compiler: GrammarCompiler, day: str) -> None:
+    assert follow(compiled(compiler, json_schema=datetime.date).masker(), f'"{day}"'.encode())[-1]
+
+
+@pytest.mark.parametrize("day", ["2023-02-29", "1900-02-29", "0000-01-01", "2023-04-31", "2023-13-01", "2023-00-10"])
+def test_other_days_may_not(compiler: GrammarCompiler, day: str) -> None:
+    masker = compiled(compiler, json_schema=datetime.date).masker()
+    assert not all(byte in mask_of(masker) and not masker.accept(byte) for byte in f'"{day}'.encode())
 
 
 def test_json_has_no_endless_space(compiler: GrammarCompiler) -> None:
@@ -265,9 +336,32 @@ def test_a_lexer_is_not_kept_for_ever(compiler: GrammarCompiler, monkeypatch: py
     assert all(follow(masker, b"abc") == [False] * 3 for masker in maskers)
 
 
-def test_hidden_references_in_lark(compiler: GrammarCompiler) -> None:
+def test_lark_with_json_and_limits(compiler: GrammarCompiler) -> None:
     ready = compiled(compiler, grammar='start: "<" %json {"type": "integer"} ">"')
     assert follow(ready.masker(), b"<12>")[-1]
+    masker = compiled(compiler, grammar='start: x "c"\nx[max_tokens=2]: /a+/').masker()
+    follow(masker, b"aa")
+    assert mask_of(masker) == {ord("c")}
+
+
+@pytest.mark.parametrize(
+    ("link", "length"),
+    [
+        (lambda ref: {"$ref": ref}, 190),
+        (lambda ref: {"properties": {"x": {"$ref": ref}}, "required": ["x"]}, 125),
+        (lambda ref: {"anyOf": [{"$ref": ref}, {"type": "null"}]}, 125),
+        (lambda ref: {"prefixItems": [{"items": {"$ref": ref}}]}, 95),
+    ],
+    ids=["references", "properties", "alternatives", "items"],
+)
+async def test_the_deepest_that_is_allowed_compiles(link: Any, length: int) -> None:
+    """In a worker thread, on whose stack the compiler recurses."""
+    defs = {f"d{i}": link(f"#/$defs/d{i + 1}") for i in range(length)}
+    schema = {"$ref": "#/$defs/d0", "$defs": {**defs, f"d{length}": {"type": "string"}}}
+    compiler = GrammarCompiler(byte_vocabulary())
+    grammar = Grammar.of(json_schema=schema)
+    assert grammar is not None
+    assert mask_of((await compiler.compile(grammar)).masker())
 
 
 def test_quick(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -322,6 +416,38 @@ async def test_two_first_requests_build_one_vocabulary(monkeypatch: pytest.Monke
     grammars = [Grammar(kind="regex", text="a" * n) for n in range(1, 9)]
     ready = await asyncio.gather(*(compiler.compile(grammar) for grammar in grammars))
     assert len(built) == 1 and len(set(map(id, ready))) == 8
+
+
+async def test_a_caller_that_leaves_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiler = GrammarCompiler(byte_vocabulary())
+    started, go_on, done = threading.Event(), threading.Event(), threading.Event()
+    original = GrammarCompiler._compile
+
+    def slow(self: GrammarCompiler, grammar: Grammar) -> CompiledGrammar:
+        started.set()
+        go_on.wait()
+        return original(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", slow)
+    grammar = Grammar(kind="regex", text="a+")
+
+    def compile_and_tell(given: Grammar) -> CompiledGrammar:
+        try:
+            return GrammarCompiler.compile_here(compiler, given)
+        finally:
+            done.set()
+
+    monkeypatch.setattr(compiler, "compile_here", compile_and_tell)
+    task = asyncio.create_task(compiler.compile(grammar))
+    await asyncio.to_thread(started.wait)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    go_on.set()
+    await asyncio.to_thread(done.wait)
+    monkeypatch.undo()
+    kept = await compiler.compile(grammar)
+    assert mask_of(kept.masker()) == {ord("a")}
 
 
 def test_the_last_used_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
