@@ -311,7 +311,7 @@ def _print(console: Console, table: Table) -> None:
 
 
 def _engine(run: Figures) -> str:
-    return f"{run.dtype} {run.kernels}, depth {run.depth}"
+    return f"{run.dtype} {run.kernels}, depth {run.depth}" + (f", {run.variant}" if run.variant else "")
 
 
 def _spread(spread: Spread | None) -> str:
