@@ -24,12 +24,12 @@ class CachedPage:
 
     __slots__ = ("children", "key", "page", "parent", "users")
 
-    def __init__(self, parent: "CachedPage | None", key: bytes, page: int) -> None:
+    def __init__(self, parent: "CachedPage | None", key: bytes, page: int, users: int = 0) -> None:
         self.parent = parent
         self.key = key
         self.page = page
         self.children: dict[bytes, CachedPage] = {}
-        self.users = 0
+        self.users = users
 
 
 class RadixCache:
@@ -90,20 +90,32 @@ class RadixCache:
 
     # Paths
 
-    def match(self, namespace: Hashable, tokens: Ints, most: int) -> list[CachedPage]:
-        """The longest path that ``tokens`` begin with, of at most ``most`` pages. It is not used yet."""
-        page = self._roots.get(namespace)
-        path: list[CachedPage] = []
-        if page is None or not page.children or most <= 0:
+    def match(
+        self, namespace: Hashable, tokens: Ints, most: int, path: list[CachedPage] | None = None
+    ) -> list[CachedPage]:
+        """The longest path that ``tokens`` begin with, of at most ``most`` pages. It is not used yet.
+
+        :param path: its beginning, where that is known: it is gone on with.
+        """
+        path = [] if path is None else path
+        page = path[-1] if path else self._roots.get(namespace)
+        size, known = 4 * self.page_size, len(path)
+        if page is None or not page.children or most <= known:
             return path
-        size = 4 * self.page_size
-        data = tokens[: most * self.page_size].tobytes()
+        data = tokens[known * self.page_size : most * self.page_size].tobytes()
         for begin in range(0, len(data) - size + 1, size):
             page = page.children.get(data[begin : begin + size])
             if page is None:
                 break
             path.append(page)
         return path
+
+    def new_uses(self, path: list[CachedPage]) -> int:
+        """Pages of a path that nobody uses: those at its end."""
+        count = len(path)
+        while count and not path[count - 1].users:
+            count -= 1
+        return len(path) - count
 
     def use(self, path: list[CachedPage]) -> None:
         """One more user of each page of a path, from the root on."""
@@ -132,15 +144,17 @@ class RadixCache:
         parent = path[-1] if path else self.root(namespace)
         if path and parent.parent is None:
             return False
-        size, data = 4 * self.page_size, tokens.tobytes()
+        size, data, known = 4 * self.page_size, tokens.tobytes(), len(path)
         for index, page in enumerate(pages):
             key = data[index * size : (index + 1) * size]
             if key in parent.children:
-                return False
-            parent = self._add(parent, key, page)
-            parent.users = 1
+                break
+            parent.children[key] = parent = CachedPage(parent, key, page, 1)
             path.append(parent)
-        return True
+        added = len(path) - known
+        self._size += added
+        self.pool.retain(pages[:added])
+        return added == len(pages)
 
     def keep(self, namespace: Hashable, path: list[CachedPage], tokens: Ints, pages: list[int]) -> None:
         """Put the pages of a row that ends behind its path; those that the tree has in another page are left out.
@@ -156,18 +170,13 @@ class RadixCache:
             key = data[index * size : (index + 1) * size]
             known = parent.children.get(key)
             if known is None:
-                known = self._add(parent, key, page)
-                known.users = 1
+                known = parent.children[key] = CachedPage(parent, key, page, 1)
+                self._size += 1
+                self.pool.retain([page])
             else:
                 self.use([known])
             path.append(known)
             parent = known
-
-    def _add(self, parent: CachedPage, key: bytes, page: int) -> CachedPage:
-        self.pool.retain([page])
-        added = parent.children[key] = CachedPage(parent, key, page)
-        self._size += 1
-        return added
 
     # What goes
 

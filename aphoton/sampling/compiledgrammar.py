@@ -9,17 +9,25 @@ from aphoton.sampling.grammarvocabulary import GrammarVocabulary
 
 __all__ = ["CompiledGrammar"]
 
+USES = 1000
+
 
 class CompiledGrammar:
     """Kept by `GrammarCompiler` for all sequences that have the same grammar.
 
+    They share a lexer, which remembers what any of them has found out. That makes masks fast, but its limits are those
+    of all together: it is replaced after `USES` sequences, and after one has reached them.
+
     :ivar field: the request's field that it came from.
-    :ivar cost: seconds that its first mask takes, once what can be kept is kept.
+    :ivar cost: seconds that a mask takes at the start, once what can be kept is kept.
+    :ivar spent: to be compiled anew for the next request. Sequences that have a masker go on with it.
     """
 
     def __init__(self, field: str, matcher: LLMatcher, vocabulary: GrammarVocabulary, *, cost: float = 1.0) -> None:
         self.field = field
         self.cost = cost
+        self.spent = False
+        self._uses = 0
         self._matcher = matcher
         self._vocabulary = vocabulary
 
@@ -30,6 +38,9 @@ class CompiledGrammar:
             where nothing else may. For a sequence with a grammar this stands for `RowSampling.min_tokens`, which knows
             no exception: where the text is complete before, the end is all that is left.
         """
+        self._uses += 1
+        if self._uses >= USES:
+            self.spent = True
         return GrammarMasker(
             self._matcher.deep_copy(),
             self._vocabulary,
@@ -37,4 +48,8 @@ class CompiledGrammar:
             cost=self.cost,
             min_tokens=min_tokens,
             banned=banned,
+            on_error=self._spend,
         )
+
+    def _spend(self) -> None:
+        self.spent = True

@@ -1,6 +1,7 @@
 """`Grammar`: what a request's text must be."""
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -48,12 +49,15 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
         supported, an error in a pattern) is not found here.
 
         :param json_schema: a JSON schema as a dict; or a type: a msgspec struct, a dataclass, a TypedDict, a pydantic
-            model, or what else `msgspec.json.schema` takes. Objects of a type have no further keys, unless it says so.
+            model, or what else `msgspec.json.schema` takes. Objects of a type have no other keys but where it says so.
+            Formats that are known (date, time, date-time, duration, email, hostname, ipv4, ipv6, uri, uuid) are kept;
+            others are refused. References lead into the schema itself: ``#/...``.
         :param json_object: any JSON object.
         :param regex: in the syntax of Rust's ``regex`` crate, which has no look-around and no back-references. The
             whole text matches it; ``^`` and ``$`` are not needed.
         :param choices: the text is one of these.
-        :param grammar: in llguidance's variant of Lark, with a rule ``start``.
+        :param grammar: in llguidance's variant of Lark, with a rule ``start``. What a rule's ``stop`` or ``suffix``
+            matches is part of the text.
         :raises InvalidRequest: for more than one, and for one that is no grammar.
         """
         if type(json_object) is not bool:
@@ -118,16 +122,15 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
 
 def _from_schema(given: Any) -> Grammar:
     """From a dict or a type."""
+    kind = None
     if isinstance(given, Mapping):
-        check_schema(given)
-        text, kind = schema_text(given), None
+        text = schema_text(given)
     elif isinstance(given, str | bytes | bool | int | float | list | tuple):
         raise InvalidRequest("json_schema", f"must be a dict or a type, not {given!r:.80}")
     else:
-        schema = type_schema(given)
-        check_schema(schema)
-        text, kind = schema_text(schema), given
+        kind, text = given, schema_text(type_schema(given))
     _check_text("json_schema", text, MAX_TEXT)
+    check_schema(json.loads(text))  # as the compiler will read it: no tuples, no circles
     return Grammar(kind="json_schema", text=text, type=kind)
 
 
@@ -152,6 +155,9 @@ def _from_lark(text: Any) -> Grammar:
     nested = sum(text.count(mark) for mark in ":([{")
     if nested > MAX_LARK_RULES:
         raise InvalidRequest("grammar", f"must have at most {MAX_LARK_RULES} rules and brackets, not {nested}")
+    for attributes in re.findall(r"^[ \t]*[?!]?\w+[ \t]*\[([^\]]*)\]", text, re.MULTILINE):
+        if idle := re.search(r"\b(temperature|capture)\b|\bstop[ \t]*=[ \t]*\"\"", attributes):
+            raise InvalidRequest("grammar", f"the attribute {idle[0]} is not supported")
     for place in range(len(text)):
         if text.startswith("%json", place):
             try:

@@ -50,7 +50,7 @@ class GrammarCompiler:
         self._compiled: dict[tuple[str, str], CompiledGrammar] = {}
 
     async def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Off the loop, unless it is there already. Takes about a millisecond, at most about a second.
+        """Off the loop, unless it is there already. Takes about a millisecond; some seconds for the largest.
 
         The first one builds the vocabulary's tables: see `GrammarVocabulary.tokenizer`.
 
@@ -81,8 +81,9 @@ class GrammarCompiler:
         key = (grammar.kind, grammar.text)
         with self._lock:
             compiled = self._compiled.pop(key, None)
-            if compiled is not None:
-                self._compiled[key] = compiled  # the last used is the last
+            if compiled is None or compiled.spent:
+                return None
+            self._compiled[key] = compiled  # the last used is the last
         return compiled
 
     def _compile(self, grammar: Grammar) -> CompiledGrammar:

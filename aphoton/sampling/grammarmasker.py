@@ -1,7 +1,7 @@
 """`GrammarMasker`: the tokens that a grammar allows next."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import numpy as np
 from llguidance import LLMatcher
@@ -39,6 +39,7 @@ class GrammarMasker:
         "_kept",
         "_min_tokens",
         "_narrowed",
+        "_on_error",
         "_vocabulary",
         "cost",
         "matcher",
@@ -54,11 +55,13 @@ class GrammarMasker:
         cost: float = 1.0,
         min_tokens: int = 0,
         banned: Iterable[int] = (),
+        on_error: Callable[[], None] = lambda: None,
     ) -> None:
         self.matcher = matcher
         self.cost = cost
         self.quick = cost <= QUICK
         self._field = field
+        self._on_error = on_error
         self._vocabulary = vocabulary
         self._eos = frozenset(vocabulary.eos_ids)
         self._count = 0
@@ -103,6 +106,7 @@ class GrammarMasker:
         """What `fill` does with a mask after it has been computed, here or by `fill_all`."""
         # An error leaves a mask with the end token only.
         if self.matcher.is_error():
+            self._on_error()
             reason = self.matcher.get_error().replace("<non-verbose/>", "").strip()
             raise InvalidRequest(self._field, f"no mask can be made any more: {reason:.2000}")
         if self._kept is not None and self._count < self._min_tokens:

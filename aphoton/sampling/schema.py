@@ -48,6 +48,7 @@ def type_schema(kind: Any) -> dict[str, Any]:
         raise InvalidRequest("json_schema", f"cannot be made from {kind!r:.80}: {error}") from error
     for part in subschemas(schema):
         part.pop("discriminator", None)  # OpenAPI's hint for parsers: the alternatives exclude each other without it
+        part.pop("uniqueItems", None)  # a set: what comes twice is in it once
         if part.get("properties") and "additionalProperties" not in part:
             part["additionalProperties"] = False
         if part.get("contentEncoding") == "base64" and "pattern" not in part:

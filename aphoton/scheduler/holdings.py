@@ -50,15 +50,15 @@ class Holdings:
         """Whether pages are kept for it, and by it."""
         return self._shared or sequence.namespace is not None
 
-    def match(self, sequence: Sequence, known: Ints) -> list[CachedPage]:
-        """The pages at its beginning that are cached."""
-        return self.cache.match(sequence.namespace, known, self.most(sequence, known))
+    def match(self, sequence: Sequence, known: Ints, path: list[CachedPage]) -> list[CachedPage]:
+        """The pages at its beginning that are cached, of which those in ``path`` are known."""
+        return self.cache.match(sequence.namespace, known, self.most(sequence, known), path)
 
     def needed(self, sequence: Sequence, known: Ints, path: list[CachedPage]) -> int:
         """Of `room`, what seating it takes with the hits in ``path``, and a page to go on with."""
         pages = -(-len(known) // self.page_size)
         more = pages < self.pages_for(len(sequence.prompt), sequence.limit)
-        return pages - len(path) + more + sum(not page.users for page in path)
+        return pages - len(path) + more + self.cache.new_uses(path)
 
     def seat(self, sequence: Sequence, path: list[CachedPage]) -> None:
         """Give its row the pages in ``path``, and new ones for the rest of what it begins with."""
@@ -146,10 +146,10 @@ class Holdings:
                 for cached in path:
                     if cached.parent is None:  # dropped: the cache's reference goes with the last user
                         users[cached.page] = cached.users
-        for page in range(1, self.pool.pages):
+        for page in holders.keys() | users.keys():
             assert self.pool.references(page) == holders.get(page, 0) + (page in users), page
             assert holders.get(page, 0) >= users.get(page, 0), page
-        assert self.pool.used == len(holders.keys() | users.keys())
+        assert self.pool.used == len(holders.keys() | users.keys()), "nobody else holds one"
 
     def check_idle(self) -> None:
         """Assert that nothing is held when nobody is there."""

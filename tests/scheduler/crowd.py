@@ -6,7 +6,7 @@ Time is turns of the event loop (``asyncio.sleep(0)``), but for maskers that wor
 import asyncio
 import random
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -171,6 +171,11 @@ def random_crowd(seed: int, *, slow: bool = False) -> Crowd:
     wants: list[Want] = []
     for _ in range(rng.randint(1, 8)):
         new = want(rng.choice((0, rng.randint(0, 30))))
+        if wants and rng.random() < 0.3:  # the next turn of a conversation, or an answer that goes another way
+            last = rng.choice(wants)
+            answer = last.expected()[0][: rng.choice((30, rng.randint(0, 30)))]
+            turn = (last.prompt + tuple(answer))[:40] + new.prompt[-1:]
+            new = replace(new, prompt=turn, arrive=last.arrive + rng.randint(0, 40), namespace=last.namespace)
         wants += [new] * rng.choice((1, 1, 1, rng.randint(2, 4)))
     largest = max(-(-(len(one.prompt) + max(one.limit, 1) - 1) // page_size) for one in wants)
     return Crowd(
