@@ -60,18 +60,20 @@ def test_heartbeat_is_beside_eight_streams(run: Run, tmp_path: Path) -> None:
 
 def test_a_shared_prefix_with_the_cache_and_without(run: Run, tmp_path: Path) -> None:
     report, text = read_bench(
-        run, tmp_path, "sim", "--device", "sim", "--shared-prefix", "150", "--output-tokens", "5", "--rounds", "2",
+        run, tmp_path, "sim", "--device", "sim", "--shared-prefix", "60", "--prompt-tokens", "100", "--output-tokens", "12", "--rounds", "2",
         "--depth", "2", "--cost-forward-token", "0.1",
     )  # fmt: skip
     check_runs(report)
-    assert (report.workload.prompt_tokens, report.workload.shared_prefix) == (350, 150)
+    assert (report.workload.prompt_tokens, report.workload.shared_prefix) == (100, 60)
     without, cached = report.runs
     assert [run.variant for run in report.runs] == ["no prefix cache", "prefix cache"]
     assert without.concurrency == cached.concurrency == 32
     assert without.ttft is not None and cached.ttft is not None
     assert cached.ttft.p50 < without.ttft.p50, "its tokens cost nothing, and cost the others time"
-    assert min(cached.tok_s_rounds) == pytest.approx(max(cached.tok_s_rounds), rel=0.01), "no round knows the last one's"
-    assert "no prefix cache" in text and "150 tokens" in text
+    assert min(cached.tok_s_rounds) == pytest.approx(max(cached.tok_s_rounds), rel=0.01), (
+        "no round knows the last one's"
+    )
+    assert "no prefix cache" in text and "first 60 tokens" in text
 
 
 def test_shares_of_constrained_requests(run: Run, tmp_path: Path) -> None:
