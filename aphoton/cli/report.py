@@ -63,8 +63,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         console.print(str(self.machine), highlight=False, style="dim", soft_wrap=True)
         if not self.wakeups:
             console.print(self._asked(), highlight=False, style="dim", soft_wrap=True)
-        for (dtype, kernels, depth), runs in groupby(self.runs, lambda run: (run.dtype, run.kernels, run.depth)):
-            engine = ", ".join(part for part in (dtype, f"{kernels} kernels", f"depth {depth}") if part)
+        for engine, runs in groupby(self.runs, _engine_in_full):
             self._show_runs(console, engine, list(runs))
         if self.idle_heartbeat is not None:
             _show_heartbeats(console, self.runs, self.idle_heartbeat)
@@ -89,6 +88,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         else:
             text = f"prompts of {work.prompt_tokens} random tokens, {work.output_tokens} new tokens each, greedy"
             text += f", {'streamed' if work.stream else 'awaited'}"
+            if work.shared_prefix:
+                text += f"; the first {work.shared_prefix} tokens of all prompts of a round are the same"
             if self.memory is None:
                 text += f"; {self.rounds} round{'s' if self.rounds > 1 else ''}"
         if self.settings:
@@ -130,6 +131,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 str(run.zombies),
             )
         _print(console, phases)
+
+
+def _engine_in_full(run: Figures) -> str:
+    parts = (run.dtype, f"{run.kernels} kernels", f"depth {run.depth}", run.variant)
+    return ", ".join(part for part in parts if part)
 
 
 def _show_heartbeats(console: Console, runs: list[Figures], idle: Heartbeat) -> None:
@@ -305,7 +311,7 @@ def _print(console: Console, table: Table) -> None:
 
 
 def _engine(run: Figures) -> str:
-    return f"{run.dtype} {run.kernels}, depth {run.depth}"
+    return f"{run.dtype} {run.kernels}, depth {run.depth}" + (f", {run.variant}" if run.variant else "")
 
 
 def _spread(spread: Spread | None) -> str:
