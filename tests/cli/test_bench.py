@@ -60,7 +60,8 @@ def test_heartbeat_is_beside_eight_streams(run: Run, tmp_path: Path) -> None:
 
 def test_a_shared_prefix_with_the_cache_and_without(run: Run, tmp_path: Path) -> None:
     report, text = read_bench(
-        run, tmp_path, "sim", "--device", "sim", "--shared-prefix", "60", "--prompt-tokens", "100", "--output-tokens", "12", "--rounds", "2",
+        run, tmp_path, "sim", "--device", "sim", "--shared-prefix", "60", "--prompt-tokens", "100",
+        "--output-tokens", "12", "--rounds", "2",
         "--depth", "2", "--cost-forward-token", "0.1",
     )  # fmt: skip
     check_runs(report)
