@@ -19,6 +19,7 @@ from aphoton.cli.engine import cost_options, costs_of, engine_options, open_engi
 from aphoton.cli.figures import Figures
 from aphoton.cli.generate import MODEL_HELP
 from aphoton.cli.heartbeat import Heartbeat, beside, idle_heartbeat
+from aphoton.cli.interruption import ANSWER, measure_interruptions
 from aphoton.cli.lists import choices, integers
 from aphoton.cli.machine import Machine
 from aphoton.cli.memory import measure_memory
@@ -77,6 +78,14 @@ def bench(
         str | None,
         typer.Option(metavar="PERCENT", help="Of the requests are JSON of a schema: one or several, e.g. 0,25,100."),
     ] = None,
+    long_prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="TOKENS",
+            help="Instead of speed: prompts of so many tokens arrive beside the streams, in chunks and whole.",
+        ),
+    ] = None,
     stream: Annotated[bool, typer.Option(help="Consume token by token, or await completions.")] = True,
     dtype: Annotated[str, typer.Option(help="One or several to compare, e.g. float32,bfloat16.")] = "auto",
     depth: Annotated[
@@ -119,6 +128,8 @@ def bench(
     streams = (
         "32"
         if shared_prefix or constrained
+        else "16"
+        if long_prompts
         else "8"
         if heartbeat or memory
         else str(settings.get("max_rows", EngineConfig().max_rows))
@@ -149,6 +160,22 @@ def bench(
     )
     if against or memory or wakeup or soak:
         _refuse("goes with nothing but speed", shared_prefix=shared_prefix, constrained=constrained)
+    if long_prompts:
+        _refuse(
+            "does not go with --long-prompts, which compares budgets of a step on one engine each",
+            against=against,
+            heartbeat=heartbeat,
+            memory=memory,
+            wakeup=wakeup,
+            soak=soak,
+            requests=requests,
+            stream=not stream,
+            shared_prefix=shared_prefix,
+            constrained=constrained,
+            dtype=len(plan.dtypes) > 1,
+            depth=len(plan.depths) > 1,
+            concurrency=len(plan.concurrency) > 1,
+        )
     if shared_prefix:
         _refuse("is what --shared-prefix compares", prefix_cache=settings.get("prefix_cache") is not None)
     if sim:
@@ -157,6 +184,7 @@ def bench(
             against=against,
             heartbeat=heartbeat,
             memory=memory,
+            long_prompts=long_prompts,
             dtype=dtype != "auto",
             kernels=settings.get("kernels"),
         )
@@ -184,7 +212,17 @@ def bench(
             depth=len(plan.depths) > 1,
             concurrency=len(plan.concurrency) > 1,
         )
-    work = _soak(plan, soak) if soak else _memory(plan) if memory else _wakeup(plan) if wakeup else _speed(plan)
+    work = (
+        _soak(plan, soak)
+        if soak
+        else _memory(plan)
+        if memory
+        else _wakeup(plan)
+        if wakeup
+        else _interruptions(plan, long_prompts)
+        if long_prompts
+        else _speed(plan)
+    )
     report = asyncio.run(work)
     report.show(out)
     if json is not None:
@@ -346,6 +384,24 @@ async def _soak(plan: Plan, seconds: float) -> Report:
     cuda = plan.device == "cuda"
     soak = await measure_soak(model, settings, plan.workload, seconds, concurrency=streams, cuda=cuda)
     return plan.report(machine=machine, soak=soak)
+
+
+async def _interruptions(plan: Plan, long_prompt: int) -> Report:
+    machine = Machine.here()
+    work, streams = plan.workload, plan.concurrency[0]
+    settings = {
+        "max_rows": streams + 1,
+        "max_model_len": max(long_prompt + ANSWER, work.prompt_tokens + work.output_tokens),
+        **plan.settings,
+        "dtype": plan.dtypes[0],
+        "pipeline_depth": plan.depths[0],
+        "prefix_cache": False,  # rounds repeat their prompts
+    }
+    budget = settings.pop("max_step_tokens", EngineConfig().max_step_tokens)
+    found = await measure_interruptions(
+        plan.model, settings, work, streams, long_prompt, budgets=[budget, long_prompt + streams * work.prompt_tokens]
+    )
+    return plan.report(machine=machine, interruptions=found)
 
 
 async def _wakeup(plan: Plan) -> Report:

@@ -14,7 +14,7 @@ from aphoton.cli.figures import Spread, milliseconds
 from aphoton.cli.terminal import say
 from aphoton.cli.workload import Workload
 
-__all__ = ["Interruption", "measure_interruptions"]
+__all__ = ["ANSWER", "Interruption", "measure_interruptions"]
 
 ANSWER = 4
 """Tokens that a long prompt is answered with."""

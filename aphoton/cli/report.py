@@ -12,6 +12,7 @@ from aphoton.cli.comparison import PeerFigures, Ratio
 from aphoton.cli.costmodel import CostModel
 from aphoton.cli.figures import Figures, Spread
 from aphoton.cli.heartbeat import Heartbeat
+from aphoton.cli.interruption import Interruption
 from aphoton.cli.machine import Machine
 from aphoton.cli.memory import Memory
 from aphoton.cli.soak import Soak
@@ -50,6 +51,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     soak: Soak | None = None
     wakeups: list[Wakeup] = []
+    interruptions: list[Interruption] = []
     cost_model: CostModel | None = None
 
     def json(self) -> bytes:
@@ -77,6 +79,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             _show_soak(console, self.soak)
         if self.wakeups:
             _show_wakeups(console, self.wakeups)
+        if self.interruptions:
+            _show_interruptions(console, self.interruptions)
         if self.cost_model is not None:
             _show_cost_model(console, self.cost_model)
 
@@ -136,6 +140,32 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 def _engine_in_full(run: Figures) -> str:
     parts = (run.dtype, f"{run.kernels} kernels", f"depth {run.depth}", run.variant)
     return ", ".join(part for part in parts if part)
+
+
+def _show_interruptions(console: Console, found: list[Interruption]) -> None:
+    table = _table(
+        f"{found[0].concurrency} streams, and long prompts that arrive beside them (ms)",
+        (
+            "prompt tokens in a step",
+            "long prompts",
+            "ITL p50",
+            "p99",
+            "max",
+            "TTFT of the long",
+            "tok/s of the streams",
+        ),
+    )
+    for one in found:
+        table.add_row(
+            str(one.budget),
+            str(one.prompts) if one.ttft is not None else "none",
+            f"{one.itl.p50:.2f}",
+            f"{one.itl.p99:.2f}",
+            f"{one.itl.max:.2f}",
+            _spread(one.ttft),
+            f"{one.tok_s:.0f}",
+        )
+    _print(console, table)
 
 
 def _show_heartbeats(console: Console, runs: list[Figures], idle: Heartbeat) -> None:

@@ -17,15 +17,16 @@ __all__ = ["Round", "Workload"]
 RECORD = {
     "type": "object",
     "properties": {
-        "name": {"type": "string", "maxLength": 20},
+        "name": {"type": "string", "pattern": "^[A-Z][a-z]+( [A-Z][a-z]+)*$"},
         "age": {"type": "integer", "minimum": 0, "maximum": 120},
         "kind": {"enum": ["cat", "dog", "bird"]},
-        "tags": {"type": "array", "items": {"type": "string", "maxLength": 8}, "maxItems": 3},
+        "born": {"type": "string", "format": "date"},
+        "tags": {"type": "array", "items": {"enum": ["small", "old", "tame", "wild"]}, "maxItems": 3},
     },
-    "required": ["name", "age", "kind", "tags"],
+    "required": ["name", "age", "kind", "born", "tags"],
     "additionalProperties": False,
 }
-"""Of what constrained requests make a list: texts, which any token may go on with, numbers and fixed words."""
+"""Of what constrained requests make a list: texts that end by themselves, numbers, fixed words."""
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):

@@ -3,10 +3,9 @@
 import anyio
 import anyio.to_thread
 import numpy as np
-from numpy.typing import NDArray
 
 from aphoton.device.base import Late
-from aphoton.sampling import Masker
+from aphoton.sampling import Masker, fill_all
 from aphoton.scheduler.scheduler import Scheduler
 from aphoton.scheduler.step import Step
 
@@ -34,19 +33,18 @@ class LateWork:
             masker = step.sequences[index].masker
             if masker is not None:
                 masked.append((index, masker))
+        # The quick ones first, and all of a kind in one go.
+        masked.sort(key=lambda pair: not pair[1].quick)
+        quick = sum(masker.quick for _, masker in masked)
         masks = np.empty((len(masked), self._words), np.uint32)
-        errors: dict[int, Exception] = {}
-        slow: list[tuple[int, Masker]] = []
-        for place, (_, masker) in enumerate(masked):
-            if masker.quick:
-                _fill(masks, [(place, masker)], errors)
-            else:
-                slow.append((place, masker))
-        if slow:
+        maskers = [masker for _, masker in masked]
+        errors = fill_all(maskers[:quick], masks[:quick])
+        if quick < len(masked):
             # A limiter of its own: the app's threads may all be taken, and nobody gets a token before this is done.
             if self._limiter is None:
                 self._limiter = anyio.CapacityLimiter(1)
-            await anyio.to_thread.run_sync(_fill, masks, slow, errors, limiter=self._limiter)
+            late = await anyio.to_thread.run_sync(fill_all, maskers[quick:], masks[quick:], limiter=self._limiter)
+            errors.update({quick + place: error for place, error in late.items()})
         for place, error in errors.items():
             sequence = step.sequences[masked[place][0]]
             if not sequence.finalized:
@@ -65,14 +63,3 @@ class LateWork:
             masks=masks if len(places) == len(masked) else masks[places],
             processors=processors,
         )
-
-
-def _fill(masks: NDArray[np.uint32], maskers: list[tuple[int, Masker]], errors: dict[int, Exception]) -> None:
-    """:param maskers: each with its place in ``masks``.
-    :param errors: what went wrong, by that place.
-    """
-    for place, masker in maskers:
-        try:
-            masker.fill(masks[place])
-        except Exception as error:
-            errors[place] = error
