@@ -27,7 +27,7 @@ from aphoton.loader import Loaded, load
 from aphoton.observe import Stats, Timeline
 from aphoton.progress import Progress
 from aphoton.request import Request
-from aphoton.sampling import GrammarCompiler, GrammarVocabulary, SamplingParams
+from aphoton.sampling import SamplingParams
 from aphoton.scheduler import Pipeline, Scheduler, Sequence
 from aphoton.stream import CompletionStream
 from aphoton.submission import (
@@ -93,7 +93,6 @@ class Engine:
         self._scheduler: Scheduler | None = None
         self._pipeline: Pipeline | None = None
         self._door: Door | None = None
-        self._grammars: GrammarCompiler | None = None
         self._turnstile = Turnstile(SUBMISSIONS)
         self._seeds = random.Random(self.config.seed)
         self.timeline = Timeline()
@@ -331,7 +330,7 @@ class Engine:
         constraints: Constraints | None = None
         if params.has_rules:
             vocab_size = loaded.device.limits.vocab_size
-            constraints = await Constraints.of(params, loaded.tokenizer, vocab_size, self._compiler(loaded))
+            constraints = await Constraints.of(params, loaded.tokenizer, vocab_size, loaded.grammars)
         if params.echo and text is None:
             ids, tokenizer = prompt.tolist(), loaded.tokenizer
             text = await off_loop(len(ids), lambda: tokenizer.decode(ids))
@@ -357,19 +356,6 @@ class Engine:
         request = Request(choices, self._end, deadline=params.deadline)
         await self._door.enter(*sequences)
         return request
-
-    def _compiler(self, loaded: Loaded) -> GrammarCompiler:
-        if self._grammars is None:
-            tokenizer, limits = loaded.tokenizer, loaded.device.limits
-            vocabulary = GrammarVocabulary(
-                tokenizer.vocabulary.pieces,
-                special_ids=tokenizer.special_ids,
-                eos_ids=limits.eos_token_ids,
-                vocab_size=limits.vocab_size,
-                encode=lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special=False),
-            )
-            self._grammars = GrammarCompiler(vocabulary)
-        return self._grammars
 
     def _wake(self) -> None:
         assert self._pipeline is not None
@@ -432,7 +418,7 @@ class Engine:
                 ready.set_exception(self._gone())
             # What is left of the engine holds no model: a second one fits in what this one used.
             self._loaded = None
-            self._pipeline = self._door = self._grammars = None
+            self._pipeline = self._door = None
 
     def _die(self, fault: BaseException) -> None:
         if self._state == "dead":

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -11,6 +11,7 @@ from aphoton.device.base import Device
 from aphoton.device.sim import SimDevice, SimModel
 from aphoton.errors import EngineClosed, InvalidRequest
 from aphoton.progress import Progress
+from aphoton.sampling import GrammarCompiler, GrammarVocabulary
 from aphoton.text import ByteTokenizer, ChatTemplate, Tokenizer
 
 __all__ = ["Loaded", "load"]
@@ -18,11 +19,26 @@ __all__ = ["Loaded", "load"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """A model ready to run."""
+    """A model ready to run.
+
+    :ivar grammars: compiled for its vocabulary.
+    """
 
     device: Device
     tokenizer: Tokenizer
     chat_template: ChatTemplate | None
+    grammars: GrammarCompiler = field(init=False)
+
+    def __post_init__(self) -> None:
+        tokenizer, limits = self.tokenizer, self.device.limits
+        vocabulary = GrammarVocabulary(
+            tokenizer.vocabulary.pieces,
+            special_ids=tokenizer.special_ids,
+            eos_ids=limits.eos_token_ids,
+            vocab_size=limits.vocab_size,
+            encode=lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special=False),
+        )
+        object.__setattr__(self, "grammars", GrammarCompiler(vocabulary))
 
 
 def load(
@@ -53,7 +69,10 @@ def load(
             progress(what, done, total)
 
     opened = open_device(model, config, told, pause)
-    return Loaded(device=opened.device, tokenizer=opened.tokenizer, chat_template=opened.chat_template)
+    loaded = Loaded(device=opened.device, tokenizer=opened.tokenizer, chat_template=opened.chat_template)
+    # Now, while nobody is served: it stops the whole program for up to some tenths of a second.
+    loaded.grammars.vocabulary.build()
+    return loaded
 
 
 def _load_sim(model: str | os.PathLike[str] | SimModel, config: EngineConfig) -> Loaded:

@@ -44,6 +44,10 @@ class GrammarVocabulary:
         self._built: LLTokenizer | None = None
         self._lock = threading.Lock()
 
+    def build(self) -> None:
+        """Build `tokenizer` now."""
+        assert self.tokenizer is not None
+
     @property
     def tokenizer(self) -> LLTokenizer:
         """Built once, when it is first asked for: 0.2 s for 50,000 tokens, up to 0.9 s for 128,000.
