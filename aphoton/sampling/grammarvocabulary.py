@@ -1,6 +1,7 @@
 """`GrammarVocabulary`: a model's tokens, as grammars see them."""
 
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 
 from llguidance import LLTokenizer
@@ -41,8 +42,13 @@ class GrammarVocabulary:
         self._pieces = pieces
         self._special = frozenset(special_ids)
         self._encode = encode
+        self._plain: LLTokenizer | None = None
         self._built: LLTokenizer | None = None
         self._lock = threading.Lock()
+
+    def greedy(self, text: str) -> list[int]:
+        """The longest tokens that fit."""
+        return [] if self._plain is None else self._plain.greedy_tokenize(text)
 
     def build(self) -> None:
         """Build `tokenizer` now."""
@@ -58,11 +64,12 @@ class GrammarVocabulary:
         if self._built is None:
             with self._lock:
                 if self._built is None:
-                    source = _Source(self._pieces, self._special, self.eos_ids, self.vocab_size, self._encode)
-                    plain = LLTokenizer(source, eos_token=source.eos_ids, slices=[])  # type: ignore[arg-type]
-                    source.greedy = plain.greedy_tokenize
+                    source = _Source(
+                        self._pieces, self._special, self.eos_ids, self.vocab_size, self._encode, self.greedy
+                    )
+                    self._plain = LLTokenizer(source, eos_token=source.eos_ids, slices=[])  # type: ignore[arg-type]
                     # Masks of JSON strings take a millisecond without these.
-                    self._built = plain.with_slices(LLTokenizer.json_slices())
+                    self._built = self._plain.with_slices(LLTokenizer.json_slices())
         return self._built
 
 
@@ -79,6 +86,7 @@ class _Source:
         eos_ids: tuple[int, ...],
         vocab_size: int,
         encode: Callable[[str], list[int]] | None,
+        greedy: Callable[[str], list[int]],
     ) -> None:
         tokens = list(pieces[:vocab_size])
         tokens += [b""] * (vocab_size - len(tokens))
@@ -94,7 +102,8 @@ class _Source:
         self.special_token_ids = sorted({i for i in special if i < vocab_size} | set(eos_ids))
         self._encode = encode
         self._size = vocab_size
-        self.greedy: Callable[[str], list[int]] = lambda text: []
+        # llguidance holds this object, and Python's garbage collector cannot see that: it must not hold llguidance's.
+        self._greedy = weakref.WeakMethod(greedy)
 
     def __call__(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
@@ -104,4 +113,5 @@ class _Source:
             # Some tokenizers put a space in front of a text, or change its characters: those tokens are another text's.
             if all(i < self._size for i in ids) and b"".join([self.tokens[i] for i in ids]) == text.encode():
                 return ids
-        return self.greedy(text)
+        greedy = self._greedy()
+        return [] if greedy is None else greedy(text)

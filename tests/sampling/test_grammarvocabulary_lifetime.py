@@ -1,0 +1,27 @@
+"""What llguidance holds is let go."""
+
+import gc
+import weakref
+
+from aphoton.sampling import Grammar, GrammarCompiler, GrammarVocabulary
+
+
+class Encoder:
+    """What a tokenizer is to the vocabulary."""
+
+    def __call__(self, text: str) -> list[int]:
+        return list(text.encode())
+
+
+def test_a_vocabulary_lets_its_tokenizer_go() -> None:
+    """llguidance and what it calls hold each other, which the garbage collector cannot see."""
+    encoder = Encoder()
+    held = weakref.ref(encoder)
+    vocabulary = GrammarVocabulary(
+        [bytes([i]) for i in range(256)] + [b""], eos_ids=(256,), vocab_size=257, encode=encoder
+    )
+    compiler = GrammarCompiler(vocabulary)
+    masker = compiler.compile_here(Grammar.of(choices=("yes", "no"))).masker()  # type: ignore[union-attr]
+    del encoder, vocabulary, compiler, masker
+    gc.collect()
+    assert held() is None
