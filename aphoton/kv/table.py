@@ -33,9 +33,6 @@ class PageTable:
         """The pages of ``row``, a copy."""
         return list(self._pages.get(row, ()))
 
-    def count(self, row: int) -> int:
-        return len(self._pages.get(row, ()))
-
     def clear(self, row: int) -> list[int]:
         """Forget ``row``, and return the pages it had."""
         return self._pages.pop(row, [])

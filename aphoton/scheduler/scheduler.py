@@ -297,7 +297,7 @@ class Scheduler:
     def _go_on(self, chunks: list[tuple[Sequence, int]]) -> int:
         """Feed those whose prompts have been begun; the tokens that are left of the step's."""
         budget = self.max_step_tokens
-        for sequence in sorted(self._prefilling, key=_order):
+        for sequence in sorted(self._prefilling, key=lambda one: one.order):
             if not budget:
                 break
             length = self._length(sequence, budget)
@@ -449,10 +449,10 @@ class Scheduler:
             staying = [row for row in taken if rows.active[row] and not ends[row]]
             if lack <= self.holdings.coming([row for row in taken if row not in staying], staying):
                 break
-            self._preempt(max((rows.holder(row) for row in staying), key=_order))
+            self._preempt(max((rows.holder(row) for row in staying), key=lambda one: one.order))
         decode = decode[rows.active[decode]]
         if lack > 0:
-            order = sorted(full.tolist(), key=lambda row: _order(rows.holder(row)))
+            order = sorted(full.tolist(), key=lambda row: rows.holder(row).order)
             without = order[self.pool.free :]
             full = np.array(order[: self.pool.free], np.int32)
             decode = decode[~np.isin(decode, without)]
@@ -578,7 +578,7 @@ class Scheduler:
         assert (rows.launched - rows.committed)[rows.active].max(initial=0) <= 2
         waiting = set(self.waiting)
         assert len(waiting) == len(self.waiting)
-        assert [_order(one) for one in self.waiting] == sorted(map(_order, waiting)), "in order"
+        assert [one.order for one in self.waiting] == sorted(one.order for one in waiting), "in order"
         assert not any(one.finalized for one in waiting)
         assert self._leaders.keys() <= waiting
         for row, sequence in enumerate(rows.sequences):
@@ -602,11 +602,6 @@ class Scheduler:
         assert not self.rows.refs.any() and not self.rows.active.any(), "all rows are back"
         assert not self._prefilling and not self._leaders
         self.holdings.check_idle()
-
-
-def _order(sequence: Sequence) -> tuple[int, int]:
-    """Lower goes first, and is preempted last."""
-    return sequence.priority, sequence.arrival
 
 
 def _logprob(results: Results, index: int, top: int) -> TokenLogprob:

@@ -112,6 +112,11 @@ class Sequence:
         self.finished_at: float | None = None
 
     @property
+    def order(self) -> tuple[int, int]:
+        """Lower goes first, and is preempted last."""
+        return self.priority, self.arrival
+
+    @property
     def known(self) -> NDArray[np.int32]:
         """Prompt and output: what is computed when it gets a row."""
         return np.concatenate((self.prompt, np.array(self.output, np.int32))) if self.output else self.prompt

@@ -4,10 +4,13 @@ import bisect
 import heapq
 from collections import OrderedDict
 from collections.abc import Iterator
+from operator import attrgetter
 
 from aphoton.scheduler.sequence import Sequence
 
 __all__ = ["Waiting"]
+
+ORDER = attrgetter("order")
 
 
 class Waiting:
@@ -30,7 +33,7 @@ class Waiting:
         if not self._returned and len(self._priorities) == 1:
             return iter(self._fresh[self._priorities[0]])
         fresh = (sequence for priority in self._priorities for sequence in self._fresh[priority])
-        return heapq.merge(self._returned, fresh, key=_order) if self._returned else fresh
+        return heapq.merge(self._returned, fresh, key=ORDER) if self._returned else fresh
 
     def add(self, sequence: Sequence) -> None:
         """Behind all of its priority that wait: it has come after them."""
@@ -43,7 +46,7 @@ class Waiting:
 
     def put_back(self, sequence: Sequence) -> None:
         """Where its arrival puts it: it was running."""
-        bisect.insort(self._returned, sequence, key=_order)
+        bisect.insort(self._returned, sequence, key=ORDER)
         self._count += 1
 
     def remove(self, sequence: Sequence) -> None:
@@ -54,11 +57,7 @@ class Waiting:
                 del self._fresh[sequence.priority]
                 self._priorities.remove(sequence.priority)
         else:
-            index = bisect.bisect_left(self._returned, _order(sequence), key=_order)
+            index = bisect.bisect_left(self._returned, sequence.order, key=ORDER)
             assert self._returned[index] is sequence, "it waits"
             del self._returned[index]
         self._count -= 1
-
-
-def _order(sequence: Sequence) -> tuple[int, int]:
-    return sequence.priority, sequence.arrival

@@ -26,4 +26,3 @@ def test_the_device_has_what_the_host_has(history: list[tuple[str, int, int]]) -
                 assert [device[r, index] for index in range(len(pages))] == pages
     for row in range(1, 5):
         assert table.pages(row) == host.get(row, [])
-        assert table.count(row) == len(host.get(row, []))
