@@ -1,6 +1,8 @@
 """`Scheduler`: who waits, who runs, which rows a launch takes, and what a commit ends."""
 
+from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import cast
 
 import numpy as np
@@ -74,7 +76,8 @@ class Scheduler:
         self.on_room: Callable[[], None] | None = None
         self._arrivals = 0
         self._prefilling: dict[Sequence, None] = {}  # active, and not all of what they began with is launched
-        self._leaders: dict[Sequence, tuple[Sequence, int]] = {}  # who waits for pages that another is computing
+        # Who waits for pages that another is computing: for whom, for how many, and how many it will need beside them.
+        self._leaders: dict[Sequence, tuple[Sequence, int, int]] = {}
         self._refused: tuple[int, int] | None = None  # the arrival of who found too little room last, and that room
         self._check = check
         self._checks = 0
@@ -208,9 +211,9 @@ class Scheduler:
     def next_batch(self) -> tuple[Batch, list[Sequence]] | None:
         """Choose the rows of the next launch, and count it against them. None when no row has anything to do.
 
-        Running sequences first, each with its last token wherever that is by now; then those whose prompts have been
-        begun, and newcomers with theirs, while rows, pages and the step's tokens last. An end that can be foreseen
-        (``limit``) takes no further launch, so it makes no zombie.
+        Running sequences first, each with its last token wherever that is by now; then prompts, those that have been
+        begun and those of newcomers in one order, while rows, pages and the step's tokens last. An end that can be
+        foreseen (``limit``) takes no further launch, so it makes no zombie.
         """
         rows = self.rows
         decode = np.flatnonzero(rows.decoding & (rows.launched < rows.limit)).astype(np.int32)
@@ -225,9 +228,11 @@ class Scheduler:
         newcomers: list[Sequence] = []
         chunks: list[tuple[Sequence, int]] = []
         if self._prefilling or (self.waiting and rows.free and not tight):
-            budget = self._go_on(chunks)
+            begun = deque(sorted(self._prefilling, key=lambda one: one.order))
+            budget = self.max_step_tokens
             if not tight:
-                newcomers = self._admit(chunks, budget)
+                budget = self._admit(begun, newcomers, chunks, budget)
+            self._go_on(begun, chunks, budget)
         if not len(decode) and not chunks:
             return None
         batch = self._batch(decode, starts, chunks, newcomers)
@@ -294,12 +299,12 @@ class Scheduler:
 
     # Prompts
 
-    def _go_on(self, chunks: list[tuple[Sequence, int]]) -> int:
-        """Feed those whose prompts have been begun; the tokens that are left of the step's."""
-        budget = self.max_step_tokens
-        for sequence in sorted(self._prefilling, key=lambda one: one.order):
-            if not budget:
-                break
+    def _go_on(
+        self, begun: deque[Sequence], chunks: list[tuple[Sequence, int]], budget: int, before: Sequence | None = None
+    ) -> int:
+        """Feed those whose prompts have been begun, up to whom ``before`` goes before; what is left of ``budget``."""
+        while budget and begun and (before is None or begun[0].order < before.order):
+            sequence = begun.popleft()
             length = self._length(sequence, budget)
             budget -= length
             chunks.append((sequence, length))
@@ -315,26 +320,26 @@ class Scheduler:
             length = min(length, scored - start if start < scored else SCORED_CHUNK)
         return length
 
-    def _admit(self, chunks: list[tuple[Sequence, int]], budget: int) -> list[Sequence]:
-        """Give rows and pages to those who wait, in their order: nobody overtakes one that does not fit.
+    def _admit(
+        self, begun: deque[Sequence], newcomers: list[Sequence], chunks: list[tuple[Sequence, int]], budget: int
+    ) -> int:
+        """Give rows and pages to those who wait, in their order: nobody overtakes one that does not fit. Those whose
+        prompts have been ``begun`` go on in the midst of them. What is left of ``budget``.
 
         Who begins with pages that are just being computed waits for them. It keeps its claim to a row and to pages, so
         whoever goes first meanwhile takes nothing from it.
         """
-        newcomers: list[Sequence] = []
-        held_back: set[Sequence] = set()
         claimed = shared = 0
         heads: dict[tuple[CachedPage, bytes], Sequence] | None = None
-        while budget and self.rows.free > len(held_back) and shared < SHARED_PAGES:
-            sequence = next((one for one in self.waiting if one not in held_back), None)
-            if sequence is None or sequence.row:  # preempted, and a step in flight has its row
+        for sequence in list(islice(self.waiting, self.rows.free)):  # each takes a row, or keeps one
+            budget = self._go_on(begun, chunks, budget, before=sequence)
+            if not budget or shared >= SHARED_PAGES or sequence.row:  # preempted, and a step in flight has its row
                 break
             room = self._room() - claimed
             if self._refused == (sequence.arrival, room):
                 break
             if self._follows(sequence):
-                held_back.add(sequence)
-                claimed += self._claim(sequence)
+                claimed += self._leaders[sequence][2]
                 continue
             known = sequence.known
             path = self.holdings.match(sequence, known, self._followed(sequence))
@@ -343,8 +348,7 @@ class Scheduler:
                 for other in self._prefilling:
                     self._put_head(heads, other)
             if self._follow(sequence, known, path, heads):
-                held_back.add(sequence)
-                claimed += self._claim(sequence)
+                claimed += self._leaders[sequence][2]
                 continue
             if self.holdings.needed(sequence, known, path) > room:
                 self._refused = (sequence.arrival, room)
@@ -357,7 +361,7 @@ class Scheduler:
             chunks.append((sequence, length))
             newcomers.append(sequence)
             self._tell_room()
-        return newcomers
+        return budget
 
     def _seat(self, sequence: Sequence, path: list[CachedPage]) -> None:
         sampling = sequence.sampling
@@ -401,14 +405,15 @@ class Scheduler:
         its = self.rows.known[leader.row]
         alike = known[: most * size][: len(its)] == its[: most * size]
         count = len(alike) if alike.all() else int(alike.argmin())
-        self._leaders[sequence] = (leader, count // size)
+        shared = count // size
+        self._leaders[sequence] = (leader, shared, self.pages_for(len(known), 1) - shared + 1)
         return True
 
     def _follows(self, sequence: Sequence) -> bool:
         """Whether it waits for pages that are still to come."""
         if sequence not in self._leaders:
             return False
-        leader, count = self._leaders[sequence]
+        leader, count, _ = self._leaders[sequence]
         row = leader.row
         return leader in self._prefilling and self.rows.growing[row] and len(self.rows.paths[row]) < count
 
@@ -416,14 +421,9 @@ class Scheduler:
         """What it has waited for, as far as that is there."""
         if sequence not in self._leaders:
             return []
-        leader, count = self._leaders.pop(sequence)
+        leader, count, _ = self._leaders.pop(sequence)
         path = self.rows.paths[leader.row][:count] if leader.row else []
         return [] if path and path[-1].parent is None else path
-
-    def _claim(self, sequence: Sequence) -> int:
-        """Pages that it will need beside those that it waits for."""
-        pages = self.pages_for(len(sequence.prompt) + len(sequence.output), 1)
-        return pages - self._leaders[sequence][1] + 1
 
     # Pages
 

@@ -89,6 +89,20 @@ def test_lower_priorities_first_and_who_came_first_inside() -> None:
     assert order == [running, asks[2], asks[4], asks[1], asks[3], asks[0]], "who runs is not set back for the urgent"
 
 
+def test_the_urgent_are_fed_before_what_was_begun_of_others() -> None:
+    of = Ticking(step=16)
+    slow = of.add(range(200), limit=2, priority=10)
+    assert of.tick() == {slow: 16}
+    urgent, later = of.add([1, 2, 3], limit=1), of.add(range(500, 520), limit=1, priority=10)
+    assert of.tick() == {urgent: 3, slow: 13}
+    urgent = of.add(range(300, 320), limit=1)
+    assert of.tick() == {urgent: 16}
+    assert of.tick() == {urgent: 4, slow: 12}
+    while (fed := of.tick()).get(slow) == 16:
+        assert later not in fed, "of equals, who was begun goes first"
+    of.to_the_end()
+
+
 def test_nobody_overtakes_one_that_does_not_fit() -> None:
     of = Ticking(pages=10)
     of.add(range(20), limit=12)
@@ -382,3 +396,23 @@ def test_thousands_that_wait_are_not_looked_at() -> None:
     assert looked <= 100
     assert len(of.scheduler.waiting) == 2500
     assert PAGE * len(of.scheduler.tables.pages(first.row)) >= 50
+
+
+def test_those_who_wait_for_pages_are_looked_at_once_in_a_step() -> None:
+    of = Ticking(rows=201, step=8)
+    of.scheduler._check = False
+    asks = [of.add(range(100), limit=1) for _ in range(201)]
+    looked = 0
+    iterate = type(of.scheduler.waiting).__iter__
+
+    def counted(self: Any) -> Any:
+        nonlocal looked
+        for one in iterate(self):
+            looked += 1
+            yield one
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(of.scheduler.waiting), "__iter__", counted)
+        for _ in range(10):
+            assert of.tick() == {asks[0]: 8}
+    assert looked <= 201 * 10
