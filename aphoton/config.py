@@ -36,7 +36,8 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar page_size: tokens in a page.
     :ivar max_step_tokens: prompt tokens that one step feeds at most, beside a token of each sequence that is past its
         prompt; a longer prompt is computed in parts. Fewer make the pauses between tokens shorter while prompts arrive.
-    :ivar prefix_cache: keep the KV of prompts and answers for those that begin alike, while there is room.
+    :ivar prefix_cache: keep the KV of prompts and answers for those that begin alike, while there is room; of requests
+        that say nothing else by ``use_prefix_cache``. The outputs of one request share their prompt's either way.
     :ivar seed: seeds the requests that bring none, each with a stream of its own. None: from the system.
     """
 

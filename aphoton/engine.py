@@ -156,7 +156,6 @@ class Engine:
             page_size=config.page_size,
             max_step_tokens=config.max_step_tokens,
             now=loaded.device.now,
-            prefix_cache=config.prefix_cache,
             check=os.environ.get("APHOTON_DEBUG", "0") not in ("", "0"),
         )
         pipeline = Pipeline(scheduler, loaded.device, depth=config.pipeline_depth, timeline=self.timeline)

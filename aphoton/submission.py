@@ -120,7 +120,7 @@ def make_sequences(
     """The ``n`` sequences of a request, which fit.
 
     :param draw_seed: called for a request that brings none, once it is sure to fit.
-    :param shared: its pages are shared with other requests through the prefix cache.
+    :param shared: its pages are shared with other requests through the prefix cache; else among its own sequences.
     :param constraints: what ``params`` say of its tokens beyond single ids, compiled.
     :raises InvalidRequest: for one that never can, saying why; `PromptTooLong` when it is its length.
     """
@@ -166,7 +166,7 @@ def make_sequences(
         scored = max(params.logprobs or 0, scored or 0)
     if scored is not None and limits.kernels == "script":
         raise InvalidRequest("echo" if params.prompt_logprobs is None else "prompt_logprobs", UNSCRIPTED)
-    namespace = None if shared else object()
+    namespace = None if shared or params.n == 1 else object()
     return [
         Sequence(
             prompt,
@@ -178,6 +178,7 @@ def make_sequences(
             priority=params.priority,
             masker=None if constraints is None else constraints.masker(min_tokens=patience, ends=stops),
             processor=params.processor,
+            cacheable=shared or params.n > 1,
             namespace=namespace,
             prompt_logprobs=scored if everyone or not index else None,
         )

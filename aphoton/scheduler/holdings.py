@@ -19,14 +19,12 @@ class Holdings:
     once the launch that fills it has been made: steps run in the order of their launches, so a later one may read it.
     """
 
-    def __init__(self, rows: Rows, pages: int, *, page_size: int, prefix_cache: bool) -> None:
-        """:param prefix_cache: keep pages of sequences that name no namespace of their own."""
+    def __init__(self, rows: Rows, pages: int, *, page_size: int) -> None:
         self.rows = rows
         self.page_size = page_size
         self.pool = PagePool(pages)
         self.tables = PageTable()
         self.cache = RadixCache(self.pool, page_size)
-        self._shared = prefix_cache
 
     @property
     def room(self) -> int:
@@ -41,14 +39,10 @@ class Holdings:
 
     def most(self, sequence: Sequence, known: Ints) -> int:
         """Full pages that it may take from the cache: its last token must be computed, and what is to be scored."""
-        if not self.caches(sequence):
+        if not sequence.cacheable:
             return 0
         most = len(known) - 1
         return (min(most, len(sequence.prompt_scores)) if sequence.unscored else most) // self.page_size
-
-    def caches(self, sequence: Sequence) -> bool:
-        """Whether pages are kept for it, and by it."""
-        return self._shared or sequence.namespace is not None
 
     def match(self, sequence: Sequence, known: Ints, path: list[CachedPage]) -> list[CachedPage]:
         """The pages at its beginning that are cached, of which those in ``path`` are known."""
@@ -70,7 +64,7 @@ class Holdings:
         self.cache.evict(new - self.pool.free)
         self.tables.extend(row, hits + self.pool.take(new))
         self.rows.paths[row] = path
-        self.rows.growing[row] = self.caches(sequence)
+        self.rows.growing[row] = sequence.cacheable
         self.rows.context[row] = len(hits) * self.page_size
 
     def root(self, sequence: Sequence) -> CachedPage:

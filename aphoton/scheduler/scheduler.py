@@ -54,12 +54,10 @@ class Scheduler:
         page_size: int,
         max_step_tokens: int,
         now: Callable[[], float],
-        prefix_cache: bool = True,
         check: bool = False,
     ) -> None:
         """
         :param max_step_tokens: tokens of prompts that a step feeds at most.
-        :param prefix_cache: keep pages for what stands in them.
         :param check: assert every invariant at each launch and commit (slow).
         """
         self.limits = limits
@@ -67,7 +65,7 @@ class Scheduler:
         self.max_step_tokens = max_step_tokens
         self.now = now
         self.rows = Rows(max_rows)
-        self.holdings = Holdings(self.rows, limits.pages, page_size=page_size, prefix_cache=prefix_cache)
+        self.holdings = Holdings(self.rows, limits.pages, page_size=page_size)
         self.pool, self.tables, self.cache = self.holdings.pool, self.holdings.tables, self.holdings.cache
         self.waiting = Waiting()
         self.tokens = 0
@@ -189,7 +187,7 @@ class Scheduler:
     def _release(self, sequence: Sequence) -> None:
         """Take back the row of a sequence that has ended or is preempted, and all that it holds."""
         ended, private = sequence.finalized, sequence.namespace is not None
-        keep = self.holdings.caches(sequence) and not (ended and private and self.cache.alone(sequence.namespace))
+        keep = sequence.cacheable and not (ended and private and self.cache.alone(sequence.namespace))
         self.holdings.release(sequence, keep=keep, sound=not isinstance(sequence.error, ModelError))
         self.rows.release(sequence.row)
         if ended and private:

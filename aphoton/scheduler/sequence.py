@@ -28,8 +28,9 @@ class Sequence:
     :ivar priority: lower goes first; among equals, whoever came first.
     :ivar masker: which tokens may come next, of a sequence that has rules.
     :ivar processor: changes the logits of each token.
-    :ivar namespace: of its pages in the prefix cache: None for the one that all share; else those with an equal one
-        (the siblings of one request) share among each other, and what it leaves is dropped when the last of them ends.
+    :ivar cacheable: its full pages are kept in the prefix cache, and it takes what is there.
+    :ivar namespace: of its pages there: None for the one that all share; else those with an equal one (the siblings of
+        one request) share among each other, and what it leaves is dropped when the last of them ends.
     :ivar prompt_logprobs: alternatives to report with the log-probabilities of the prompt's tokens; None: none of that.
     :ivar prompt_scores: one entry per prompt token but the first, as they come.
     :ivar cached: prompt tokens whose KV was there when it was first admitted.
@@ -42,6 +43,7 @@ class Sequence:
     __slots__ = (
         "admitted_at",
         "arrival",
+        "cacheable",
         "cached",
         "error",
         "finish_reason",
@@ -80,6 +82,7 @@ class Sequence:
         priority: int = 0,
         masker: Masker | None = None,
         processor: LogitsProcessor | None = None,
+        cacheable: bool = True,
         namespace: Hashable = None,
         prompt_logprobs: int | None = None,
         submitted_at: float = 0.0,
@@ -93,6 +96,7 @@ class Sequence:
         self.priority = priority
         self.masker = masker
         self.processor = processor
+        self.cacheable = cacheable
         self.namespace = namespace
         self.prompt_logprobs = prompt_logprobs
         self.on_tokens: Callable[[], None] | None = None

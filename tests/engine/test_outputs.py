@@ -14,6 +14,7 @@ from aphoton import Engine, EngineClosed, EngineOverloaded, ModelError, Piece, S
 from aphoton.attention import KVCache
 from aphoton.device.sim import scripted_token
 from aphoton.models import StepInput
+from aphoton.observe import Span
 from aphoton.scheduler import Scheduler, Sequence
 
 SAMPLED = {"temperature": 1.0, "seed": 5, "ignore_eos": True}
@@ -179,6 +180,39 @@ async def test_its_first_tokens_come_while_the_others_wait() -> None:
         assert engine.stats().waiting == 2
         assert [len(output.token_ids) for output in (await stream.completion()).outputs] == [30] * 3
         await idle(engine)
+
+
+# Pages
+
+
+@pytest.mark.parametrize("configured", [True, False])
+@pytest.mark.parametrize("asked", [True, False, None])
+async def test_they_share_their_prompt_and_with_others_what_the_request_says(configured: bool, asked: bool) -> None:
+    fed = 0
+
+    def count(span: Span) -> None:
+        nonlocal fed
+        fed += span.tokens if span.phase == "launch" else 0
+
+    shared = configured if asked is None else asked
+    async with Engine(SimModel(eos_token_ids=()), max_rows=8, prefix_cache=configured) as engine:
+        engine.timeline.on_span = count
+        first = await engine.generate(list(range(199)), n=8, max_tokens=1, use_prefix_cache=asked)
+        assert first.usage.cached_tokens == 0
+        assert fed == 199 + 7 * (199 - 192), "twelve pages are computed once"
+        await idle(engine)
+        assert bool(engine.stats().pages_cached) == shared
+        again = await engine.generate(list(range(199)), max_tokens=1, use_prefix_cache=asked)
+        assert again.usage.cached_tokens == (192 if shared else 0)
+
+
+async def test_who_shares_with_nobody_keeps_no_pages() -> None:
+    async with Engine(SimModel(eos_token_ids=()), prefix_cache=False) as engine:
+        stream = engine.stream(list(range(199)), max_tokens=50)
+        await anext(stream)
+        assert engine._scheduler is not None
+        assert len(engine._scheduler.cache) == 0
+        await stream.aclose()
 
 
 # Ends

@@ -200,7 +200,6 @@ async def run_crowd(crowd: Crowd) -> Told:
         page_size=crowd.page_size,
         max_step_tokens=crowd.max_step_tokens,
         now=device.now,
-        prefix_cache=crowd.prefix_cache,
         check=True,
     )
     timeline = Timeline()
@@ -214,7 +213,7 @@ async def run_crowd(crowd: Crowd) -> Told:
             assert tokens <= rows + crowd.max_step_tokens, "the step's budget"
 
     timeline.on_span = lambda span: count(span.phase, span.tokens, span.rows)
-    sequences = [_sequence(want) for want in crowd.wants]
+    sequences = [_sequence(want, crowd.prefix_cache or want.namespace is not None) for want in crowd.wants]
     maskers = [sequence.masker for sequence in sequences]
     ends: dict[Sequence, int] = dict.fromkeys(sequences, 0)
 
@@ -242,7 +241,7 @@ async def run_crowd(crowd: Crowd) -> Told:
     return Told(sequences, scheduler.preemptions, pipeline.steps, fed)
 
 
-def _sequence(want: Want) -> Sequence:
+def _sequence(want: Want, cacheable: bool) -> Sequence:
     return Sequence(
         np.array(want.prompt, np.int32),
         limit=want.limit,
@@ -250,6 +249,7 @@ def _sequence(want: Want) -> Sequence:
         stop_ids=frozenset({STOP} if want.stops else ()),
         priority=want.priority,
         masker=want.masker(),
+        cacheable=cacheable,
         namespace=want.namespace,
         prompt_logprobs=want.prompt_logprobs,
     )

@@ -28,14 +28,17 @@ class Ticking:
             page_size=PAGE,
             max_step_tokens=step,
             now=lambda: 0.0,
-            prefix_cache=prefix_cache,
             check=True,
         )
+        self._cacheable = prefix_cache
         self.launched: list[tuple[Batch, list[Sequence]]] = []
         self._inflight: deque[Step] = deque()
 
     def add(self, prompt: "list[int] | range", limit: int = 1000, **fields: Any) -> Sequence:
-        sequence = Sequence(np.array(prompt, np.int32), limit=limit, sampling=RowSampling(seed=0), **fields)
+        cacheable = self._cacheable or "namespace" in fields
+        sequence = Sequence(
+            np.array(prompt, np.int32), limit=limit, sampling=RowSampling(seed=0), cacheable=cacheable, **fields
+        )
         self.scheduler.add(sequence)
         return sequence
 
