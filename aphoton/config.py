@@ -27,8 +27,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar pipeline_depth: steps in flight: 2 launches the next forward before the last one's tokens have reached
         the host, 1 waits for them (for comparison).
     :ivar max_rows: sequences that run at the same time.
-    :ivar max_waiting: requests that may wait for a row beyond those running.
-    :ivar overload: what a call does when ``max_waiting`` requests wait already: wait for a place, or raise
+    :ivar max_waiting: sequences that may wait for a row beyond those running; a request has one for each output. A
+        request is let in when there is a place for its first output; the others follow as places come free.
+    :ivar overload: what a call does when ``max_waiting`` sequences wait already: wait for a place, or raise
         `EngineOverloaded`.
     :ivar max_model_len: longest sequence, prompt and output, in tokens; at most the model's own limit, which None is.
     :ivar kv_pages: pages of KV cache. Give this, or ``kv_memory``, or neither (sized from ``max_rows``).

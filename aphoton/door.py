@@ -13,8 +13,8 @@ __all__ = ["Door"]
 
 
 class Door:
-    """The line in front of the scheduler's queue, which is full with ``max_waiting`` requests beyond those that the
-    next launch can admit.
+    """The line in front of the scheduler's queue, which is full with ``max_waiting`` sequences (a request has one for
+    each of its outputs) beyond those that the next launch can admit.
 
     What holds between any two calls:
 
@@ -26,7 +26,8 @@ class Door:
     - Each waiter is let in, refused by `close`, ended, or cancelled: nobody is forgotten.
 
     A request's sequences come together and stand behind each other. It is told when the first is let in; those that
-    stand in line then are let in, or ended, as the others.
+    stand in line then are let in, or ended, as the others. Where nobody is to wait, it is refused unless the first is
+    let in at once: however many there are, an idle engine takes them.
     """
 
     def __init__(self, scheduler: Scheduler, *, max_waiting: int, overload: Overload, wake: Callable[[], None]) -> None:
@@ -49,19 +50,16 @@ class Door:
     async def enter(self, *sequences: Sequence) -> None:
         """Hand a request's sequences to the scheduler, when there is a place for the first of them.
 
-        :raises EngineOverloaded: when there is not one for each, and nobody is to wait for one.
+        :raises EngineOverloaded: when there is none, and nobody is to wait for one.
         :raises AphotonError: from `close`.
         """
+        if self._overload == "raise" and (self._line or self._full()):
+            raise EngineOverloaded(f"as many wait already as may (max_waiting: {self._max_waiting})")
         place: asyncio.Future[None] | None = None
         for count, sequence in enumerate(sequences):
             if not self._line and not self._full():
                 self._let_in(sequence)
                 continue
-            if self._overload == "raise":
-                for other in sequences[:count]:
-                    self._scheduler.abort(other)
-                few = f", and the request asks for {len(sequences)} outputs" if len(sequences) > 1 else ""
-                raise EngineOverloaded(f"{self._max_waiting} requests wait already (max_waiting){few}")
             if not count:
                 place = asyncio.get_running_loop().create_future()
             self._line[sequence] = place if not count else None
@@ -107,7 +105,7 @@ class Door:
                 self._let_in(sequence)
 
     def _full(self) -> bool:
-        """Whether ``max_waiting`` requests wait already, beyond those that the next launch can admit."""
+        """Whether ``max_waiting`` sequences wait already, beyond those that the next launch can admit."""
         waiting = len(self._scheduler.waiting)
         return waiting >= self._max_waiting and waiting >= self._max_waiting + self._scheduler.admissible
 

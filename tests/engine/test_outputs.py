@@ -146,18 +146,22 @@ async def test_one_that_has_ended_does_not_hold_up_the_others() -> None:
 # Places
 
 
-async def test_each_takes_a_place() -> None:
+async def test_each_takes_a_place_and_a_request_is_let_in_or_refused_as_a_whole(ends: dict[Sequence, int]) -> None:
     async with Engine(SimModel(eos_token_ids=()), max_rows=2, max_waiting=2, overload="raise") as engine:
-        with pytest.raises(EngineOverloaded, match="5 outputs"):
-            await engine.generate([1], n=5, max_tokens=5)
-        await idle(engine)
-        assert engine.stats().tokens == 0
         four = asyncio.create_task(engine.generate([1], n=4, max_tokens=5))
         await until(lambda: engine.stats().running)
-        with pytest.raises(EngineOverloaded):
+        with pytest.raises(EngineOverloaded, match="max_waiting: 2"):
             await engine.generate([1], n=3, max_tokens=5)
         assert [len(output.token_ids) for output in (await four).outputs] == [5] * 4
         await idle(engine)
+        many = asyncio.create_task(engine.generate([1], n=16, max_tokens=5))
+        await until(lambda: engine.stats().running)
+        assert engine.stats().waiting == 14
+        with pytest.raises(EngineOverloaded):
+            await engine.generate([1], max_tokens=5)
+        assert [len(output.token_ids) for output in (await many).outputs] == [5] * 16, "an idle engine takes any number"
+        await idle(engine)
+    assert len(ends) == 4 + 16, "of those refused nobody was let in"
 
 
 async def test_they_stand_together_at_the_door(ends: dict[Sequence, int]) -> None:
