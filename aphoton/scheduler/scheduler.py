@@ -376,13 +376,19 @@ class Scheduler:
     # Prompts that begin alike
 
     def _put_head(self, heads: dict[tuple[CachedPage, bytes], Sequence], sequence: Sequence) -> None:
-        """Note the page that ``sequence`` computes next, if others can have it then."""
+        """Note the page that ``sequence`` computes next, if others can have it then, and nobody does who goes before."""
         row, size = sequence.row, self.page_size
         path, known = self.rows.paths[row], self.rows.known[row]
         begin = len(path) * size
-        if self.rows.growing[row] and begin + size <= len(known):
-            key = known[begin : begin + size].tobytes()
-            heads[path[-1] if path else self.holdings.root(sequence), key] = sequence
+        if not self.rows.growing[row] or begin + size > len(known):
+            return
+        if sequence.unscored and SCORED_CHUNK < min(len(known) - begin, self.max_step_tokens):
+            return  # it is slower than others are alone
+        page = path[-1] if path else self.holdings.root(sequence)
+        key = known[begin : begin + size].tobytes()
+        other = heads.get((page, key))
+        if other is None or sequence.order < other.order:
+            heads[page, key] = sequence
 
     def _follow(
         self,
@@ -391,14 +397,14 @@ class Scheduler:
         path: list[CachedPage],
         heads: dict[tuple[CachedPage, bytes], Sequence],
     ) -> bool:
-        """Let it wait for whoever computes its next page."""
+        """Let it wait for whoever computes its next page, if that one goes before it."""
         size, most = self.page_size, self.holdings.most(sequence, known)
         begin = len(path) * size
         if len(path) >= most or not heads:
             return False
         key = known[begin : begin + size].tobytes()
         leader = heads.get((path[-1] if path else self.holdings.root(sequence), key))
-        if leader is None:
+        if leader is None or leader.order > sequence.order:
             return False
         its = self.rows.known[leader.row]
         alike = known[: most * size][: len(its)] == its[: most * size]

@@ -287,6 +287,26 @@ def test_who_follows_one_that_goes_away_goes_on_alone() -> None:
     of.to_the_end()
 
 
+def test_nobody_follows_one_who_is_slower() -> None:
+    of = Ticking(step=16)
+    slow = of.add(range(100), limit=1, priority=10)
+    assert of.tick() == {slow: 16}
+    urgent = of.add(range(90), limit=1)
+    assert of.tick() == {urgent: 16} and urgent.cached == 16
+    follower = of.add(range(100), limit=1)
+    assert of.tick() == {urgent: 16} and not follower.row
+    of.to_the_end()
+    assert follower.cached == 88
+    of = Ticking(step=2000)
+    scored, other, third = (of.add(range(900), limit=1, prompt_logprobs=top) for top in (0, None, None))
+    assert of.tick() == {scored: 512, other: 900}
+    assert of.tick() == {scored: 388, third: 4}, "of the one that is not scored"
+    of.to_the_end()
+    scored, other = (of.add(range(500, 900), limit=1, prompt_logprobs=top) for top in (0, None))
+    assert of.tick() == {scored: 400} and not other.row, "scored in one step as well"
+    of.to_the_end()
+
+
 def test_namespaces_share_nothing() -> None:
     of = Ticking()
     of.add(range(20), limit=1)
