@@ -1,13 +1,12 @@
 """`Door`: where requests wait for a place in the scheduler's queue."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable
 
 from aphoton.completion import FinishReason
 from aphoton.config import Overload
 from aphoton.errors import EngineOverloaded
-from aphoton.scheduler import Scheduler, Sequence
+from aphoton.scheduler import Scheduler, Sequence, Waiting
 
 __all__ = ["Door"]
 
@@ -18,8 +17,9 @@ class Door:
 
     What holds between any two calls:
 
-    - Whoever stands in line came after all who are in the queue, and the line is in the order of arrival. Places are
-      given from its head only, and a newcomer goes past the door only when nobody stands there: nobody overtakes.
+    - The line is in the order of the queue: lower priorities first, and inside one the order of arrival. Places are
+      given from its head only, and a newcomer goes past the door only when nobody stands there: nobody overtakes one of
+      its priority.
     - Somebody stands in line only while the queue is full: each place that comes free is given at once.
     - Who stands in line holds nothing else: no row, no page. So a waiter can be cancelled at any moment. In line, it is
       taken out of it; let in already, but not yet told, its sequence ends and what that frees goes to the next.
@@ -39,8 +39,9 @@ class Door:
         self._max_waiting = max_waiting
         self._overload = overload
         self._wake = wake
+        self._line = Waiting()
         # Whoever comes first of a request has a future, by which it is told; the others have None.
-        self._line: OrderedDict[Sequence, asyncio.Future[None] | None] = OrderedDict()
+        self._places: dict[Sequence, asyncio.Future[None] | None] = {}
         scheduler.on_room = self._open
 
     def __len__(self) -> int:
@@ -62,7 +63,8 @@ class Door:
                 continue
             if not count:
                 place = asyncio.get_running_loop().create_future()
-            self._line[sequence] = place if not count else None
+            self._line.add(sequence)
+            self._places[sequence] = place if not count else None
         if place is None:
             return
         try:
@@ -70,16 +72,16 @@ class Door:
         except BaseException:
             let_in = place.done() and not place.cancelled() and place.exception() is None
             for count, sequence in enumerate(sequences):
-                if sequence in self._line:
-                    del self._line[sequence]
+                if sequence in self._places:
+                    self._leave(sequence)
                 elif count or let_in:  # meanwhile
                     self._scheduler.abort(sequence)
             raise
 
     def finish(self, sequence: Sequence, reason: FinishReason | None, *, error: Exception | None = None) -> None:
         """End a sequence that has not ended, of a request that has been let in, in line or past the door."""
-        if sequence in self._line:
-            del self._line[sequence]
+        if sequence in self._places:
+            self._leave(sequence)
             self._scheduler.add(sequence)  # for no longer than it takes to end it as all others
         self._scheduler.finish(sequence, reason, error=error)
 
@@ -87,7 +89,8 @@ class Door:
         """Refuse those who stand in line, each with an ``error`` of its own. The door opens no more."""
         self._scheduler.on_room = None
         while self._line:
-            sequence, place = self._line.popitem(last=False)
+            sequence = next(iter(self._line))
+            place = self._leave(sequence)
             if place is None:
                 self._scheduler.add(sequence)
                 self._scheduler.finish(sequence, None, error=error())
@@ -97,12 +100,17 @@ class Door:
     def _open(self) -> None:
         """Let in those who stand in line, as far as there is room."""
         while self._line and not self._full():
-            sequence, place = self._line.popitem(last=False)
+            sequence = next(iter(self._line))
+            place = self._leave(sequence)
             if place is None:
                 self._let_in(sequence)
             elif not place.done():  # else it was cancelled, and only has not been told yet
                 place.set_result(None)
                 self._let_in(sequence)
+
+    def _leave(self, sequence: Sequence) -> asyncio.Future[None] | None:
+        self._line.remove(sequence)
+        return self._places.pop(sequence)
 
     def _full(self) -> bool:
         """Whether ``max_waiting`` sequences wait already, beyond those that the next launch can admit."""

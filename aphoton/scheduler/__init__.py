@@ -3,5 +3,6 @@
 from aphoton.scheduler.pipeline import Pipeline
 from aphoton.scheduler.scheduler import Scheduler
 from aphoton.scheduler.sequence import Sequence
+from aphoton.scheduler.waiting import Waiting
 
-__all__ = ["Pipeline", "Scheduler", "Sequence"]
+__all__ = ["Pipeline", "Scheduler", "Sequence", "Waiting"]

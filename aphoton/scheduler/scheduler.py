@@ -376,13 +376,13 @@ class Scheduler:
     # Prompts that begin alike
 
     def _put_head(self, heads: dict[tuple[CachedPage, bytes], Sequence], sequence: Sequence) -> None:
-        """Note the page that ``sequence`` computes next, if others can have it then, and nobody does who goes before."""
+        """Note the page that ``sequence`` computes next, if others can have it then, and none who goes before does."""
         row, size = sequence.row, self.page_size
         path, known = self.rows.paths[row], self.rows.known[row]
         begin = len(path) * size
         if not self.rows.growing[row] or begin + size > len(known):
             return
-        if sequence.unscored and SCORED_CHUNK < min(len(known) - begin, self.max_step_tokens):
+        if sequence.unscored and min(len(known) - begin, self.max_step_tokens) > SCORED_CHUNK:
             return  # it is slower than others are alone
         page = path[-1] if path else self.holdings.root(sequence)
         key = known[begin : begin + size].tobytes()

@@ -21,8 +21,8 @@ def scheduler() -> Scheduler:
     return Scheduler(limits, max_rows=3, page_size=4, max_step_tokens=64, now=lambda: 0.0, check=True)
 
 
-def sequence(limit: int) -> Sequence:
-    return Sequence(np.array([1], np.int32), limit=limit, sampling=RowSampling(seed=0))
+def sequence(limit: int, priority: int = 0) -> Sequence:
+    return Sequence(np.array([1], np.int32), limit=limit, sampling=RowSampling(seed=0), priority=priority)
 
 
 def tick(of: Scheduler) -> None:
@@ -73,6 +73,22 @@ async def test_in_the_order_of_arrival_whoever_gives_up(seed: int, max_waiting: 
     assert all(new.finish_reason in ("abort", "length") for new in entered)
     assert set(given_up) & set(entered), "some gave up between being let in and being told"
     below.check_idle()
+
+
+async def test_the_urgent_go_first_in_line_too() -> None:
+    below = scheduler()
+    door = Door(below, max_waiting=1, overload="wait", wake=lambda: None)
+    priorities = (0, 0, 0, 0, 5, 0, -1, 5, -1)
+    asks = [sequence(1, priority) for priority in priorities]
+    tasks = [asyncio.create_task(door.enter(one)) for one in asks]
+    await turns(1)
+    assert len(door) == 5
+    while len(door) or not below.idle:
+        tick(below)
+        await turns(1)
+    await asyncio.gather(*tasks)
+    let_in = sorted(asks, key=lambda one: one.arrival)
+    assert [asks.index(one) for one in let_in] == [0, 1, 2, 3, 6, 8, 5, 4, 7]
 
 
 async def test_closing_refuses_each_who_stands_in_line() -> None:
