@@ -88,7 +88,7 @@ class Choice:
         text = self._show(tokens, last=last)
         self._text.append(text)
         self.ended = last
-        logprobs = None if self.params.logprobs is None else tuple(sequence.logprobs[begin : self.taken])
+        logprobs = None if self.params.logprobs is None else tuple(sequence.logprobs.read()[begin : self.taken])
         if self._begins:
             return self._first_piece(text, tokens, logprobs, last=last)
         return Piece(
@@ -104,7 +104,7 @@ class Choice:
         sequence = self.sequence
         assert self.ended and sequence.finish_reason is not None
         tokens, text = tuple(sequence.output), "".join(self._text)
-        logprobs: Logprobs = None if self.params.logprobs is None else tuple(sequence.logprobs)
+        logprobs: Logprobs = None if self.params.logprobs is None else tuple(sequence.logprobs.read())
         parsing: Parsing | None = None
         if self._grammar is not None and sequence.finish_reason == "stop":
             parsing = Parsing(self._grammar, text, not isinstance(sequence.stop_reason, str))
@@ -129,7 +129,7 @@ class Choice:
 
     def _prompt_logprobs(self, top: int) -> tuple[TokenLogprob | None, ...]:
         sequence = self.sequence
-        scores = sequence.prompt_scores
+        scores = sequence.prompt_scores.read()
         if sequence.prompt_logprobs != top:  # echo and prompt_logprobs may ask for different numbers of alternatives
             scores = [TokenLogprob(token_id=s.token_id, logprob=s.logprob, top=s.top[:top]) for s in scores]
         return (None, *scores, *[None] * (len(sequence.prompt) - 1 - len(scores)))

@@ -8,8 +8,8 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from aphoton.completion import FinishReason, TokenLogprob
-from aphoton.device.base import PENDING, Batch, Limits, Results, Scored, Scores
+from aphoton.completion import FinishReason
+from aphoton.device.base import PENDING, Batch, Limits, Results, Scored
 from aphoton.errors import ModelError
 from aphoton.kv import CachedPage
 from aphoton.scheduler.holdings import Holdings
@@ -511,12 +511,17 @@ class Scheduler:
         tokens = results.tokens.tolist()
         for index in np.flatnonzero(sampled & (step.batch.counts == 0)).tolist():
             step.sequences[index].first_token_at = self.now()
-        wants = results.logprobs is not None
+        logprobs = None if results.logprobs is None else results.logprobs.tolist()
         for index in np.flatnonzero(sampled).tolist():
             sequence = step.sequences[index]
             sequence.output.append(tokens[index])
-            if wants and sequence.sampling.logprobs is not None:
-                sequence.logprobs.append(_logprob(results, index, sequence.sampling.logprobs))
+            if logprobs is not None and (top := sequence.sampling.logprobs) is not None:
+                ids, values = results.top_ids if top else None, results.top_logprobs
+                if ids is None or values is None:
+                    sequence.logprobs.add([tokens[index]], [logprobs[index]], None, None)
+                else:
+                    one = slice(index, index + 1)
+                    sequence.logprobs.add([tokens[index]], [logprobs[index]], ids[one, :top], values[one, :top])
             if sequence.on_tokens is not None:
                 sequence.on_tokens()
         self.tokens += int(np.count_nonzero(sampled))
@@ -525,7 +530,12 @@ class Scheduler:
         """Take the log-probabilities of the prompts' own tokens."""
         for scored, scores in zip(step.batch.scored, results.scores, strict=True):
             if alive[scored.index]:
-                step.sequences[scored.index].prompt_scores += _prompt_scores(scored, scores)
+                step.sequences[scored.index].prompt_scores.add(
+                    scored.targets.tolist(),
+                    scores.logprobs.tolist(),
+                    scores.top_ids[:, : scored.top] if scored.top else None,
+                    scores.top_logprobs[:, : scored.top] if scored.top else None,
+                )
 
     def _end(self, step: Step, results: Results, sampled: NDArray[np.bool_]) -> None:
         """Find the ends, for the whole step at once but for the rows that have stop strings or rules."""
@@ -606,21 +616,3 @@ class Scheduler:
         assert not self.rows.refs.any() and not self.rows.active.any(), "all rows are back"
         assert not self._prefilling and not self._leaders
         self.holdings.check_idle()
-
-
-def _logprob(results: Results, index: int, top: int) -> TokenLogprob:
-    assert results.logprobs is not None
-    pairs: tuple[tuple[int, float], ...] = ()
-    if top and results.top_ids is not None and results.top_logprobs is not None:
-        ids, values = results.top_ids[index, :top].tolist(), results.top_logprobs[index, :top].tolist()
-        pairs = tuple(zip(ids, values, strict=True))
-    return TokenLogprob(token_id=int(results.tokens[index]), logprob=float(results.logprobs[index]), top=pairs)
-
-
-def _prompt_scores(scored: Scored, scores: Scores) -> list[TokenLogprob]:
-    tops: list[tuple[tuple[int, float], ...]] = [()] * len(scored.targets)
-    if scored.top:
-        ids, values = scores.top_ids[:, : scored.top].tolist(), scores.top_logprobs[:, : scored.top].tolist()
-        tops = [tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
-    found = zip(scored.targets.tolist(), scores.logprobs.tolist(), tops, strict=True)
-    return [TokenLogprob(token_id=token, logprob=value, top=top) for token, value, top in found]

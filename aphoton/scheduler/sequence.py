@@ -5,8 +5,9 @@ from collections.abc import Callable, Hashable
 import numpy as np
 from numpy.typing import NDArray
 
-from aphoton.completion import FinishReason, TokenLogprob
+from aphoton.completion import FinishReason
 from aphoton.sampling import LogitsProcessor, Masker, RowSampling
+from aphoton.scheduler.logprobs import Logprobs
 
 __all__ = ["Sequence"]
 
@@ -104,9 +105,9 @@ class Sequence:
         self.arrival = 0
         self.row = 0
         self.cached = 0
-        self.prompt_scores: list[TokenLogprob] = []
+        self.prompt_scores = Logprobs()
         self.output: list[int] = []
-        self.logprobs: list[TokenLogprob] = []
+        self.logprobs = Logprobs()
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
         self.error: Exception | None = None

@@ -265,14 +265,14 @@ def _judge(want: Want, sequence: Sequence, masker: object) -> None:
         assert (sequence.finish_reason or "error") == reason
         assert (reason == "error") == isinstance(sequence.error, RuleError)
         if want.prompt_logprobs is not None and sequence.error is None:
-            assert [score.token_id for score in sequence.prompt_scores] == list(want.prompt[1:])
+            assert [score.token_id for score in sequence.prompt_scores.read()] == list(want.prompt[1:])
     if isinstance(masker, Rules):
         told = sequence.output
         if sequence.error is not None and want.fails is not None and want.fails[0] == "accept":
             told = told[:-1]  # the token that it did not take
         assert masker.accepted == told, "told of each token once"
     if want.logprobs is not None:
-        assert [entry.token_id for entry in sequence.logprobs] == sequence.output
+        assert [entry.token_id for entry in sequence.logprobs.read()] == sequence.output
     assert (sequence.first_token_at is None) == (not sequence.output)
     assert sequence.cached < len(want.prompt)
     if want.prompt_logprobs is not None and len(want.prompt) > 1:

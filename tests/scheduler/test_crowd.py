@@ -79,7 +79,7 @@ def test_tokens_do_not_depend_on_depth_cache_budget_pages_or_rows() -> None:
             )
             preemptions[more] = preemptions.get(more, 0) + told.preemptions
             fed[more, cache] = fed.get((more, cache), 0) + told.tokens_fed
-            results.append([(one.output, one.finish_reason, one.prompt_scores) for one in told.sequences])
+            results.append([(one.output, one.finish_reason, one.prompt_scores.read()) for one in told.sequences])
         assert all(result == results[0] for result in results[1:])
     assert preemptions[200] == 0 < preemptions[2] < preemptions[0]
     assert fed[200, True] / 3 < fed[200, False], "what is shared is not computed again"

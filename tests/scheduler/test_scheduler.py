@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scheduler.ticking import PAGE, TOKEN, Ticking
 
-from aphoton import ModelError
+from aphoton import ModelError, TokenLogprob
 from aphoton.scheduler import Sequence
 
 # Prompts in parts
@@ -46,10 +46,37 @@ def test_scored_prompts_are_fed_in_smaller_parts_and_all_of_each_but_the_first_t
         (0, 2, 512),
         (0, 2, 187),
     ]
-    assert [score.token_id for score in asks.prompt_scores] == list(range(2, 701))
-    assert [score.logprob for score in asks.prompt_scores] == [-float(token) for token in range(2, 701)]
-    assert asks.prompt_scores[-1].top == ((0, 0.0), (1, 0.0))
+    assert [score.token_id for score in asks.prompt_scores.read()] == list(range(2, 701))
+    assert [score.logprob for score in asks.prompt_scores.read()] == [-float(token) for token in range(2, 701)]
+    assert asks.prompt_scores.read()[-1].top == ((0, 0.0), (1, 0.0))
     assert not other.prompt_scores
+
+
+def test_entries_are_made_when_they_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = 0
+
+    def counted(**fields: Any) -> TokenLogprob:
+        nonlocal made
+        made += 1
+        return TokenLogprob(**fields)
+
+    monkeypatch.setattr("aphoton.scheduler.logprobs.TokenLogprob", counted)
+    of = Ticking()
+    asks, plain = of.add(range(30), limit=4, prompt_logprobs=2), of.add([1], limit=4)
+    asks.sampling.logprobs, plain.sampling.logprobs = 2, 0
+    while not of.scheduler.idle:
+        size = len(of.launch())
+        found = np.arange(3 * size, dtype=np.int32).reshape(size, 3)
+        top_ids, top_logprobs, logprobs = found, -found.astype(np.float32), -np.ones(size, np.float32)
+        of.commit(logprobs=logprobs, top_ids=top_ids, top_logprobs=top_logprobs)
+        found[:] = top_logprobs[:] = logprobs[:] = 99  # the next step's
+    assert not made and (len(asks.prompt_scores), len(asks.logprobs), len(plain.logprobs)) == (29, 4, 4)
+    entries = asks.logprobs.read()
+    assert [(one.token_id, one.logprob) for one in entries] == [(TOKEN, -1.0)] * 4
+    assert entries[0].top == ((0, 0.0), (1, -1.0))
+    assert [one.top for one in plain.logprobs.read()] == [()] * 4
+    asks.prompt_scores.read()
+    assert asks.logprobs.read() is entries and made == 29 + 8
 
 
 def test_a_prompt_alone() -> None:
@@ -60,7 +87,7 @@ def test_a_prompt_alone() -> None:
     assert not only.finalized
     assert of.tick() == {only: 2, beside: 1}
     assert (only.finish_reason, only.output, only.first_token_at) == ("length", [], None)
-    assert [score.token_id for score in only.prompt_scores] == list(range(1, 10))
+    assert [score.token_id for score in only.prompt_scores.read()] == list(range(1, 10))
     of.to_the_end()
     assert beside.output == [TOKEN] * 4
 
@@ -223,7 +250,7 @@ def test_what_is_scored_is_scored_once() -> None:
             of.scheduler._preempt(scored)
     assert 16 <= len(scored.prompt_scores) < 38
     of.to_the_end()
-    assert [score.token_id for score in scored.prompt_scores] == list(range(2, 40))
+    assert [score.token_id for score in scored.prompt_scores.read()] == list(range(2, 40))
     assert sum(len(s.targets) for batch, _ in of.launched for s in batch.scored) == 38
     assert first.output == [TOKEN] * 24
 
