@@ -41,7 +41,8 @@ class SlotBuffers:
         mask: int,
         device: torch.device,
     ) -> None:
-        """:param sampling: int32 values that the sampler may send for each row that begins.
+        """:param pages: of all rows together. Each takes 16 bytes, pinned and on the device.
+        :param sampling: int32 values that the sampler may send for each row that begins.
         :param mask: int32 values of a row's mask.
         """
         self.planner = planner
