@@ -141,6 +141,7 @@ class Scheduler:
         assert not sequence.finalized, "a sequence ends once"
         sequence.finish_reason = reason
         sequence.stop_reason = stop_reason
+        sequence.complete = reason == "stop" and (stop_reason is None or stop_reason in self.limits.eos_token_ids)
         sequence.error = error
         sequence.finished_at = self.now()
         row = sequence.row

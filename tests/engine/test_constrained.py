@@ -170,6 +170,7 @@ async def test_on_the_simulated_device(depth: Literal[1, 2]) -> None:
         ({"max_tokens": 0}, "length", None),
         ({"stop": "-"}, "stop", None),
         ({}, "stop", "aaaa-bbbb"),
+        ({"stop_token_ids": [ord("-")]}, "stop", None),
         ({"ignore_eos": True}, "stop", "aaaa-bbbb"),
         ({"echo": True}, "stop", "aaaa-bbbb"),
     ],
@@ -180,6 +181,18 @@ async def test_what_is_parsed(tiny: Engine, sampling: dict[str, Any], reason: st
     assert (done.finish_reason, done.parsed) == (reason, parsed)
     assert (await tiny.generate("Hi", max_tokens=2)).parsed is None
     assert msgspec.structs.replace(done) == done
+
+
+@pytest.mark.parametrize(("stop", "parsed"), [([ord("2")], None), ([ord("3")], None), ([256], 123), ([], 123)], ids=str)
+async def test_a_stop_token_of_the_requests_own_cuts(stop: list[int], parsed: int | None) -> None:
+    """Whatever is left: the last token is not part of the text. The model's own end token ends it, named or not."""
+
+    def script(history: tuple[int, ...], seed: int, vocab_size: int) -> int:
+        return {1: ord("1"), ord("1"): ord("2"), ord("2"): ord("3")}.get(history[-1], 256)
+
+    async with Engine(SimModel(vocab_size=300, eos_token_ids=(256,), script=script)) as engine:
+        done = await engine.generate([1], json_schema={"type": "integer"}, stop_token_ids=stop)
+        assert done.finish_reason == "stop" and done.parsed == parsed
 
 
 async def test_what_a_type_refuses_is_an_error_of_whoever_looks(tiny: Engine) -> None:
