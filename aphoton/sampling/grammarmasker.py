@@ -7,7 +7,7 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from aphoton.errors import InvalidRequest
+from aphoton.errors import ConstraintFailed
 from aphoton.sampling.grammarvocabulary import GrammarVocabulary
 
 __all__ = ["QUICK", "GrammarMasker"]
@@ -93,7 +93,7 @@ class GrammarMasker:
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """See `Masker.fill`.
 
-        :raises InvalidRequest: when the grammar needs more than a mask may cost.
+        :raises ConstraintFailed: when the grammar needs more than a mask may cost.
         """
         began = _clock()
         self._compute(mask)
@@ -108,7 +108,7 @@ class GrammarMasker:
         if self.matcher.is_error():
             self._on_error()
             reason = self.matcher.get_error().replace("<non-verbose/>", "").strip()
-            raise InvalidRequest(self._field, f"no mask can be made any more: {reason:.2000}")
+            raise ConstraintFailed(self._field, f"no mask can be made any more: {reason:.2000}")
         if self._kept is not None and self._count < self._min_tokens:
             np.bitwise_and(mask, self._kept, out=self._narrowed)
             if self._narrowed.any():

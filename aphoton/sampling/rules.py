@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from aphoton.errors import InvalidRequest
+from aphoton.errors import ConstraintFailed
 from aphoton.sampling.masker import Masker
 
 __all__ = ["Rules"]
@@ -29,7 +29,7 @@ class Rules:
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """See `Masker.fill`.
 
-        :raises InvalidRequest: when no token is left that all allow.
+        :raises ConstraintFailed: when no token is left that all allow.
         """
         self.first.fill(mask)
         self.narrow(mask)
@@ -37,7 +37,7 @@ class Rules:
     def narrow(self, mask: NDArray[np.uint32]) -> None:
         """Leave of the first one's mask what the others allow.
 
-        :raises InvalidRequest: when that is nothing.
+        :raises ConstraintFailed: when that is nothing.
         """
         if self._scratch is None:
             self._scratch = np.empty_like(mask)
@@ -46,7 +46,7 @@ class Rules:
             np.bitwise_and(mask, self._scratch, out=mask)
         self.quick = self.first.quick and all(other.quick for other in self._others)
         if not mask.any():
-            raise InvalidRequest(self._names[-1], f"no token is left that {' and '.join(self._names)} allow together")
+            raise ConstraintFailed(self._names[-1], f"no token is left that {' and '.join(self._names)} allow together")
 
     def accept(self, token: int) -> bool:
         """See `Masker.accept`. The end of one is the end of all."""

@@ -14,7 +14,7 @@ from engine.machines import Counting, machine
 from engine.waiting import idle, until
 from torch import Tensor
 
-from aphoton import AphotonError, Completion, Engine, InvalidRequest, SamplingParams, SimModel
+from aphoton import Completion, ConstraintFailed, Engine, InvalidRequest, SamplingParams, SimModel
 
 PROMPT = [10, 20, 30]
 
@@ -268,9 +268,9 @@ async def test_bad_words_that_leave_nothing(tiny: Engine) -> None:
     with pytest.raises(InvalidRequest, match="leave no token") as refused:
         await tiny.generate([1], allowed_token_ids=list(b"ab"), bad_words=["a", "b"])
     assert refused.value.field == "bad_words"
-    with pytest.raises(AphotonError, match="no token is left"):
+    with pytest.raises(ConstraintFailed, match="no token is left"):
         await tiny.generate([1], allowed_token_ids=list(b"ab"), bad_words=["a", "bb"])
-    with pytest.raises(AphotonError, match="no token is left"):
+    with pytest.raises(ConstraintFailed, match="no token is left"):
         await tiny.generate([1], regex="ab", bad_words=["ab"], n=2)
     await idle(tiny)
 

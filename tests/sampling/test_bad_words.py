@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sampling.grammars import EOS, VOCAB, byte_vocabulary, compiled, mask_of
 
-from aphoton.errors import InvalidRequest
+from aphoton.errors import ConstraintFailed
 from aphoton.sampling import AllowedTokens, BadWords, GrammarCompiler, Rules
 
 ALL = set(range(VOCAB))
@@ -92,7 +92,9 @@ def test_the_end_of_one_is_the_end_and_all_have_gone_on(compiler: GrammarCompile
 
 def test_rules_that_leave_nothing_say_so(compiler: GrammarCompiler) -> None:
     masker = rules(compiler, AllowedTokens([100], VOCAB))
-    with pytest.raises(InvalidRequest, match="no token is left that regex and allowed_token_ids allow together") as no:
+    with pytest.raises(
+        ConstraintFailed, match="no token is left that regex and allowed_token_ids allow together"
+    ) as no:
         mask_of(masker)
     assert no.value.field == "allowed_token_ids"
 

@@ -20,7 +20,7 @@ from llguidance import LLTokenizer
 from sampling.grammars import EOS, VOCAB, RandomModel, bits, byte_vocabulary, compiled, mask_of
 
 import aphoton.sampling.masks
-from aphoton.errors import InvalidRequest
+from aphoton.errors import ConstraintFailed, InvalidRequest
 from aphoton.sampling import (
     CompiledGrammar,
     Grammar,
@@ -281,7 +281,7 @@ def test_sequences_of_one_grammar_are_apart(compiler: GrammarCompiler) -> None:
 def test_a_token_that_is_not_allowed_is_an_error_at_the_next_mask(compiler: GrammarCompiler) -> None:
     masker = compiled(compiler, regex="abc").masker()
     assert not masker.accept(ord("z"))
-    with pytest.raises(InvalidRequest, match="regex: no mask can be made any more"):
+    with pytest.raises(ConstraintFailed, match="regex: no mask can be made any more"):
         mask_of(masker)
 
 
@@ -324,7 +324,7 @@ def test_what_grows_too_large_later_ends_in_an_error(compiler: GrammarCompiler) 
     for _ in range(2):
         masker = compiled(compiler, **fields).masker()
         follow(masker, b"x" * 10)
-        with pytest.raises(InvalidRequest, match=r"regex: no mask can be made any more: .*too many"):
+        with pytest.raises(ConstraintFailed, match=r"regex: no mask can be made any more: .*too many"):
             generate(masker, b"a" * 500)
 
 
@@ -492,7 +492,7 @@ def test_many_masks_at_once(compiler: GrammarCompiler, threads: int, monkeypatch
     maskers = make()
     masks = np.full((len(maskers), (VOCAB + 31) // 32), 0xA5A5A5A5, np.uint32)
     errors = fill_all(maskers, masks)
-    assert list(errors) == [6] and isinstance(errors[6], InvalidRequest)
+    assert list(errors) == [6] and isinstance(errors[6], ConstraintFailed)
     for i, masker in enumerate(make()):
         if i != 6:
             assert bits(masks[i]) == mask_of(masker), i
