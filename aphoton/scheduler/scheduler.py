@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from aphoton.completion import FinishReason, TokenLogprob
 from aphoton.device.base import PENDING, Batch, Limits, Results, Scored, Scores
-from aphoton.errors import ModelError
+from aphoton.errors import ConstraintFailed, ModelError
 from aphoton.kv import CachedPage
 from aphoton.scheduler.holdings import Holdings
 from aphoton.scheduler.rows import Rows
@@ -469,7 +469,7 @@ class Scheduler:
         alive = self._alive(step)
         parts = bool(batch.partial.any())
         sampled = alive & ~batch.partial if parts else alive
-        if results.faulty is not None or results.errors:
+        if results.faulty is not None or results.barred is not None or results.errors:
             sampled = self._fail(step, results, sampled)
         rows.committed[chosen[sampled]] += 1
         self._append(step, results, sampled)
@@ -496,6 +496,9 @@ class Scheduler:
         if results.faulty is not None:
             for index in np.flatnonzero(sampled & results.faulty).tolist():
                 errors[index] = ModelError("the model's logits are not finite: NaN or infinite")
+        if results.barred is not None:
+            for index in np.flatnonzero(sampled & results.barred).tolist():
+                errors.setdefault(index, _nothing_left(step.sequences[index]))
         if errors:
             sampled = sampled.copy()
             for index, error in errors.items():
@@ -608,6 +611,20 @@ class Scheduler:
 def _order(sequence: Sequence) -> tuple[int, int]:
     """Lower goes first, and is preempted last."""
     return sequence.priority, sequence.arrival
+
+
+def _nothing_left(sequence: Sequence) -> ConstraintFailed:
+    """Names one of what it asks for: whose doing it is, most likely."""
+    sampling = sequence.sampling
+    if sequence.processor is not None:
+        field = "processor"
+    elif len(sequence.output) < sampling.min_tokens:
+        field = "min_tokens"
+    elif sampling.penalized:
+        field = "repetition_penalty"
+    else:
+        field = "allowed_token_ids" if sampling.allowed is not None else "logit_bias"
+    return ConstraintFailed(field, "no token is left that this, and what else the request asks for, allow")
 
 
 def _logprob(results: Results, index: int, top: int) -> TokenLogprob:

@@ -262,6 +262,9 @@ async def test_end_tokens_alone_cannot_wait(tiny: Engine) -> None:
         await tiny.generate([1], allowed_token_ids=[7], stop_token_ids=[7, 8], min_tokens=1)
     assert refused.value.field == "allowed_token_ids"
     assert (await tiny.generate([1], allowed_token_ids=[7], stop_token_ids=[7])).token_ids == (7,)
+    with pytest.raises(InvalidRequest, match="end tokens only") as refused:
+        await tiny.generate([1], allowed_token_ids=[97, 7], bad_words=["a"], stop_token_ids=[7], min_tokens=1)
+    assert refused.value.field == "allowed_token_ids"
 
 
 async def test_bad_words_that_leave_nothing(tiny: Engine) -> None:
@@ -303,6 +306,42 @@ async def test_a_bias_and_a_ban_of_the_same_id(monkeypatch: pytest.MonkeyPatch) 
 
 
 # Processors
+
+
+async def test_a_request_that_leaves_no_token_spoils_nobodys_pages() -> None:
+    """It is told that this is its own doing, and what it shares with others is sound."""
+    prompt = [*range(100)]
+
+    def nothing(output: Sequence[int], logits: Tensor) -> None:
+        logits.fill_(-torch.inf)
+
+    async with Engine("random:tiny", dtype="float32") as engine:
+        await engine.generate(prompt, max_tokens=1)
+        cached = (await engine.generate(prompt, max_tokens=1)).usage.cached_tokens
+        assert cached > 90
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("processor", {"processor": nothing}),
+            (
+                "min_tokens",
+                {"bad_words": ["bb"], "allowed_token_ids": [97, 98], "stop_token_ids": [97], "min_tokens": 9},
+            ),
+        ]
+        for field, sampling in asked:
+            with pytest.raises(ConstraintFailed, match="no token is left") as failed:
+                await engine.generate(prompt, **sampling)
+            assert failed.value.field == field
+            assert (await engine.generate(prompt, max_tokens=1)).usage.cached_tokens == cached
+        await idle(engine)
+
+
+async def test_a_processor_cannot_bring_a_bad_word_back(tiny: Engine) -> None:
+    def level(output: Sequence[int], logits: Tensor) -> None:
+        logits.fill_(0.0)
+        logits[97] = 50.0
+
+    assert (await tiny.generate([1], processor=level, max_tokens=3)).token_ids == (97,) * 3
+    done = await tiny.generate([1], processor=level, bad_words=["a"], max_tokens=3)
+    assert 97 not in done.token_ids
 
 
 async def test_a_processor_that_fails_ends_its_request_alone(tiny: Engine) -> None:
