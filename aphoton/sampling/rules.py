@@ -18,13 +18,17 @@ class Rules:
     :param names: the request's fields that they came from, for errors.
     """
 
-    __slots__ = ("_names", "_others", "_scratch", "first", "quick")
+    __slots__ = ("_names", "_others", "_scratch", "first")
 
     def __init__(self, maskers: Sequence[Masker], names: Sequence[str]) -> None:
         self.first, *self._others = maskers
         self._names = tuple(names)
         self._scratch: NDArray[np.uint32] | None = None
-        self.quick = all(masker.quick for masker in maskers)
+
+    @property
+    def cost(self) -> float:
+        """See `Masker.cost`."""
+        return self.first.cost + sum(other.cost for other in self._others)
 
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """See `Masker.fill`.
@@ -44,7 +48,6 @@ class Rules:
         for other in self._others:
             other.fill(self._scratch)
             np.bitwise_and(mask, self._scratch, out=mask)
-        self.quick = self.first.quick and all(other.quick for other in self._others)
         if not mask.any():
             raise ConstraintFailed(self._names[-1], f"no token is left that {' and '.join(self._names)} allow together")
 
