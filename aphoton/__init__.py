@@ -14,6 +14,7 @@ from aphoton.device.sim import SimCosts, SimModel
 from aphoton.engine import Engine
 from aphoton.errors import (
     AphotonError,
+    ConstraintFailed,
     DeadlineExceeded,
     EngineClosed,
     EngineDead,
@@ -30,6 +31,7 @@ __all__ = [
     "AphotonError",
     "Completion",
     "CompletionStream",
+    "ConstraintFailed",
     "DeadlineExceeded",
     "Engine",
     "EngineClosed",

@@ -107,7 +107,7 @@ class Choice:
         logprobs: Logprobs = None if self.params.logprobs is None else tuple(sequence.logprobs.read())
         parsing: Parsing | None = None
         if self._grammar is not None and sequence.finish_reason == "stop":
-            parsing = Parsing(self._grammar, text, not isinstance(sequence.stop_reason, str))
+            parsing = Parsing(self._grammar, text, sequence.complete)
         if self._echo is not None:
             text, tokens, logprobs = self._with_prompt(self._echo, text, tokens, logprobs)
         return Output(

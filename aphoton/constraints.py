@@ -26,7 +26,8 @@ class Constraints:
     """Made once for a request; each of its sequences has a masker of its own.
 
     :ivar grammar: what its outputs are; None: anything.
-    :ivar banned: ids that must never come: where nothing else is asked for a bias says so, and the host does nothing.
+    :ivar banned: ids that must never come.
+    :ivar masked: the host says, token by token, what may come. Else a bias says all, and the host does nothing.
     :ivar words: runs of ids that must not be completed, those of one id included.
     :ivar allowed: the only ids that may come; None: all.
     """
@@ -35,6 +36,7 @@ class Constraints:
     grammar: Grammar | None
     compiled: CompiledGrammar | None
     banned: tuple[int, ...]
+    masked: bool
     words: tuple[tuple[int, ...], ...]
     allowed: tuple[int, ...] | None
 
@@ -65,27 +67,31 @@ class Constraints:
             grammar=grammar,
             compiled=compiled,
             banned=banned,
+            # A processor sees its logits behind the bias, and may undo it.
+            masked=compiled is not None or len(words) > len(banned) or (bool(words) and params.processor is not None),
             words=tuple(sorted(words)),
             allowed=allowed,
         )
 
     def masker(self, *, min_tokens: int, ends: Iterable[int]) -> Masker | None:
-        """For a sequence that begins. None: ``banned`` and ``allowed`` say it all.
+        """For a sequence that begins; None unless ``masked``.
 
         :param min_tokens: tokens before ``ends`` may come, where there is a grammar: it knows when nothing else may.
         """
+        if not self.masked:
+            return None
         maskers: list[Masker] = []
         names: list[str] = []
         if self.compiled is not None:
             maskers.append(self.compiled.masker(min_tokens=min_tokens, banned=ends))
             names.append(self.compiled.field)
-        if self.words and (maskers or len(self.words) > len(self.banned)):
+        if self.words:
             maskers.append(BadWords(self.words, self.vocab_size))
             names.append("bad_words")
-        if maskers and self.allowed is not None:  # the mask stands in its place
+        if self.allowed is not None:  # the mask stands in its place
             maskers.append(AllowedTokens(self.allowed, self.vocab_size))
             names.append("allowed_token_ids")
-        return Rules(maskers, names) if len(maskers) > 1 else maskers[0] if maskers else None
+        return Rules(maskers, names) if len(maskers) > 1 else maskers[0]
 
 
 def _grammar(params: SamplingParams) -> Grammar:

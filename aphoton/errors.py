@@ -2,6 +2,7 @@
 
 __all__ = [
     "AphotonError",
+    "ConstraintFailed",
     "DeadlineExceeded",
     "EngineClosed",
     "EngineDead",
@@ -29,6 +30,24 @@ class InvalidRequest(AphotonError, ValueError):
 
     def __reduce__(self) -> tuple[type["InvalidRequest"], tuple[str, str]]:
         return type(self), (self.field, self._message)
+
+
+class ConstraintFailed(AphotonError):
+    """What a request asks of its tokens cannot be met any more: no token is left, or a grammar would cost too much.
+
+    Ends the request wherever it is by then: tokens may have come.
+
+    :ivar field: the name of the parameter that left nothing.
+    :ivar reason: the message, without the name.
+    """
+
+    def __init__(self, field: str, reason: str) -> None:
+        super().__init__(f"{field}: {reason}")
+        self.field = field
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type["ConstraintFailed"], tuple[str, str]]:
+        return type(self), (self.field, self.reason)
 
 
 class PromptTooLong(InvalidRequest):

@@ -202,9 +202,10 @@ def _changes(
     for name, ids in (("logit_bias", [token for token, _ in bias]), ("allowed_token_ids", allowed or ())):
         if ids and max(ids) >= limits.vocab_size:
             raise InvalidRequest(name, f"{max(ids)} is not below the vocabulary size {limits.vocab_size}")
-    if allowed is not None and params.min_tokens and stops.issuperset(allowed):
+    never = () if constraints is None else constraints.banned
+    if allowed is not None and params.min_tokens and not params.constrained and stops.issuperset({*allowed} - {*never}):
         raise InvalidRequest("allowed_token_ids", "must not be end tokens only, which min_tokens forbids at first")
-    banned = constraints.banned if constraints is not None and constraints.grammar is None else ()
+    banned = () if constraints is None or constraints.masked else constraints.banned
     if banned and (allowed is not None or limits.kernels == "script"):  # a script has no logits
         allowed = tuple(sorted({*(range(limits.vocab_size) if allowed is None else allowed)}.difference(banned)))
     elif banned:

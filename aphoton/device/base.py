@@ -132,7 +132,8 @@ class Results:
 
     :ivar tokens: [n] sampled ids.
     :ivar began, ended: when the device worked on the step, forward and sampling, in seconds on `Device.now`'s clock.
-    :ivar faulty: [n] true where the row's logits were not finite: its token means nothing.
+    :ivar faulty: [n] true where the logits, as the model made them, were not finite: the token means nothing.
+    :ivar barred: [n] true where they were, and what the row asks for has left no token: the one here means nothing.
     :ivar logprobs: [n] of the chosen token; None when no row of the step asked.
     :ivar top_ids, top_logprobs: [n, k] the likeliest tokens, best first, k the most that any row asked for.
     :ivar scores: in the order of `Batch.scored`.
@@ -143,6 +144,7 @@ class Results:
     began: float
     ended: float
     faulty: NDArray[np.bool_] | None = None
+    barred: NDArray[np.bool_] | None = None
     logprobs: Floats | None = None
     top_ids: Ints | None = None
     top_logprobs: Floats | None = None

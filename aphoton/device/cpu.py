@@ -200,6 +200,7 @@ class CpuDevice:
         return Results(
             tokens=tokens.astype(np.int32),
             faulty=~sampled.finite.numpy(),
+            barred=sampled.barred.numpy(),
             began=state.began,
             ended=time.perf_counter(),
             logprobs=_numpy(sampled.logprobs),

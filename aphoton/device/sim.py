@@ -107,7 +107,7 @@ class _SlotState:
     sampled: bool = False
     executed: bool = False
     tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
-    faulty: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    barred: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     masks: dict[int, NDArray[np.uint32]] = field(default_factory=dict)  # by index in the batch
 
 
@@ -154,7 +154,7 @@ class SimDevice:
         state.batch = batch
         state.sampled = state.executed = False
         state.tokens = np.full(len(batch.rows), -1, np.int32)
-        state.faulty = np.zeros(len(batch.rows), np.bool_)
+        state.barred = np.zeros(len(batch.rows), np.bool_)
         state.masks = {}
         self._note_touched(state, batch)
         self._refuse_shared(slot)
@@ -192,7 +192,7 @@ class SimDevice:
             tokens=state.tokens,
             began=state.began,
             ended=state.ended,
-            faulty=state.faulty,
+            barred=state.barred,
             logprobs=np.zeros(len(state.tokens), np.float32),
             scores=[
                 Scores(
@@ -244,7 +244,7 @@ class SimDevice:
                 int(self._memory[table[p // self._page_size], p % self._page_size]) for p in range(start + length)
             )
             token = self._choose(history, row, int(batch.counts[index]), state.masks.get(index))
-            state.faulty[index] = token is None
+            state.barred[index] = token is None
             self._last[row] = state.tokens[index] = 0 if token is None else token
         state.executed = True
 

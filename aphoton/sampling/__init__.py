@@ -8,7 +8,7 @@ from aphoton.sampling.grammarcompiler import GrammarCompiler
 from aphoton.sampling.grammarmasker import GrammarMasker
 from aphoton.sampling.grammarvocabulary import GrammarVocabulary
 from aphoton.sampling.masker import Masker
-from aphoton.sampling.masks import fill_all
+from aphoton.sampling.masks import fill_all, loop_share
 from aphoton.sampling.params import SamplingParams
 from aphoton.sampling.processor import LogitsProcessor
 from aphoton.sampling.row import RowSampling
@@ -28,4 +28,5 @@ __all__ = [
     "Rules",
     "SamplingParams",
     "fill_all",
+    "loop_share",
 ]

@@ -15,10 +15,11 @@ class AllowedTokens:
     :param ids: less than ``vocab_size``.
     """
 
-    __slots__ = ("_mask", "quick")
+    __slots__ = ("_mask",)
+
+    cost = 1e-5
 
     def __init__(self, ids: Sequence[int], vocab_size: int) -> None:
-        self.quick = True
         self._mask = np.zeros((vocab_size + 31) // 32, np.uint32)
         for i in ids:
             self._mask[i // 32] |= np.uint32(1 << i % 32)

@@ -18,10 +18,11 @@ class BadWords:
     :param vocab_size: of the model: ids are less than that.
     """
 
-    __slots__ = ("_always", "_by_last", "_longest", "_tail", "quick")
+    __slots__ = ("_always", "_by_last", "_longest", "_tail")
+
+    cost = 1e-5
 
     def __init__(self, sequences: Sequence[Sequence[int]], vocab_size: int) -> None:
-        self.quick = True
         self._always = all_tokens(vocab_size)
         # By the last of the tokens before: so a step looks at the sequences only that it could complete.
         self._by_last: dict[int, list[tuple[tuple[int, ...], int]]] = {}

@@ -8,7 +8,7 @@ import anyio.to_thread
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
 
-from aphoton.errors import InvalidRequest
+from aphoton.errors import ConstraintFailed, InvalidRequest
 from aphoton.sampling.compiledgrammar import CompiledGrammar
 from aphoton.sampling.grammar import Grammar
 from aphoton.sampling.grammarmasker import GrammarMasker
@@ -95,6 +95,12 @@ class GrammarCompiler:
         matcher = LLMatcher(self.vocabulary.tokenizer, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise InvalidRequest(field, _reason(matcher.get_error()))
+        try:
+            return self._tried(field, matcher)
+        except ConstraintFailed as error:
+            raise InvalidRequest(field, error.reason) from None
+
+    def _tried(self, field: str, matcher: LLMatcher) -> CompiledGrammar:
         # The first mask takes several times as long as those after it: what it finds out is kept for all copies. And
         # some grammars turn out to allow nothing, or to be too large, only here, or a token or two later.
         first = GrammarMasker(matcher, self.vocabulary, field=field)

@@ -7,13 +7,10 @@ import numpy as np
 from llguidance import LLMatcher
 from numpy.typing import NDArray
 
-from aphoton.errors import InvalidRequest
+from aphoton.errors import ConstraintFailed
 from aphoton.sampling.grammarvocabulary import GrammarVocabulary
 
-__all__ = ["QUICK", "GrammarMasker"]
-
-QUICK = 0.3e-3
-"""Seconds that a mask may take on the loop."""
+__all__ = ["GrammarMasker"]
 
 # The processor's time of this thread, where the clock is fine enough: on a busy machine the other would call every
 # grammar slow now and then.
@@ -26,7 +23,6 @@ class GrammarMasker:
 
     A request's ``ignore_eos`` changes nothing here: an end token that the grammar allows ends the sequence.
 
-    :ivar quick: that the next mask is expected within `QUICK`, by what the last ones took.
     :ivar cost: seconds that a mask takes: the last ones' mean, and at once the last one's when that took longer.
     :ivar matcher: llguidance's state.
     """
@@ -43,7 +39,6 @@ class GrammarMasker:
         "_vocabulary",
         "cost",
         "matcher",
-        "quick",
     )
 
     def __init__(
@@ -59,7 +54,6 @@ class GrammarMasker:
     ) -> None:
         self.matcher = matcher
         self.cost = cost
-        self.quick = cost <= QUICK
         self._field = field
         self._on_error = on_error
         self._vocabulary = vocabulary
@@ -85,21 +79,15 @@ class GrammarMasker:
         """Whether llguidance's mask is the model's, word by word: not where it has an end token of its own."""
         return self._buffer is None
 
-    def slow_down(self) -> None:
-        """Not `quick` until some masks have been."""
-        self.cost = max(self.cost, 2 * QUICK)
-        self.quick = False
-
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """See `Masker.fill`.
 
-        :raises InvalidRequest: when the grammar needs more than a mask may cost.
+        :raises ConstraintFailed: when the grammar needs more than a mask may cost.
         """
         began = _clock()
         self._compute(mask)
         took = _clock() - began
         self.cost = took if took > self.cost else 0.9 * self.cost + 0.1 * took
-        self.quick = self.cost <= QUICK
         self.finish(mask)
 
     def finish(self, mask: NDArray[np.uint32]) -> None:
@@ -108,7 +96,7 @@ class GrammarMasker:
         if self.matcher.is_error():
             self._on_error()
             reason = self.matcher.get_error().replace("<non-verbose/>", "").strip()
-            raise InvalidRequest(self._field, f"no mask can be made any more: {reason:.2000}")
+            raise ConstraintFailed(self._field, f"no mask can be made any more: {reason:.2000}")
         if self._kept is not None and self._count < self._min_tokens:
             np.bitwise_and(mask, self._kept, out=self._narrowed)
             if self._narrowed.any():

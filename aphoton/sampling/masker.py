@@ -11,8 +11,9 @@ __all__ = ["Masker"]
 class Masker(Protocol):
     """The state of one sequence that has rules: a grammar, words that must not come. Not for two threads at once."""
 
-    quick: bool
-    """Whether `fill` is known to take less than a turn of the event loop may: it is called on the loop then."""
+    @property
+    def cost(self) -> float:
+        """Seconds that `fill` will take, about, by what is known of it."""
 
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """Write the mask of the next token: bit t % 32 of word t // 32 says that token t may come.

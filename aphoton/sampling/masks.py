@@ -9,15 +9,21 @@ import numpy as np
 from llguidance import LLExecutor
 from numpy.typing import NDArray
 
-from aphoton.sampling.grammarmasker import QUICK, GrammarMasker
+from aphoton.sampling.grammarmasker import GrammarMasker
 from aphoton.sampling.masker import Masker
 from aphoton.sampling.rules import Rules
 
-__all__ = ["fill_all"]
+__all__ = ["fill_all", "loop_share"]
 
 THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
 FEW = 4
 """Grammars that are not worth waking threads for."""
+
+QUICK = 0.3e-3
+"""Seconds that a mask may take on the loop."""
+
+TURN = 1e-3
+"""Seconds that the masks of a step may take on the loop together."""
 
 
 @cache
@@ -25,8 +31,18 @@ def _executor() -> LLExecutor:
     return LLExecutor(THREADS)
 
 
+def loop_share(costs: Sequence[float]) -> int:
+    """How many masks may be made on the loop: the first ones, of ``costs`` in rising order."""
+    total = 0.0
+    for count, cost in enumerate(costs):
+        total += cost
+        if cost > QUICK or total > TURN * THREADS:
+            return count
+    return len(costs)
+
+
 def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, Exception]:
-    """`Masker.fill` for several sequences: quick grammars are computed in parallel, on threads that llguidance keeps.
+    """`Masker.fill` for several sequences: grammars are computed in parallel, on threads that llguidance keeps.
 
     Sequences of one grammar take turns, for they share a lexer.
 
@@ -38,7 +54,7 @@ def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, 
     if THREADS > 1 and len(maskers) >= FEW:
         for i, masker in enumerate(maskers):
             grammar = _grammar(masker)
-            if grammar is not None and grammar.quick and grammar.direct and not grammar.matcher.is_error():
+            if grammar is not None and grammar.direct and not grammar.matcher.is_error():
                 together[i] = grammar
         if len(together) < FEW:
             together = {}
@@ -50,10 +66,10 @@ def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, 
             masks.shape[1] * masks.itemsize,
             len(masks),
         )
-        # One of them took long, and nobody knows which: each is timed alone, off the loop, until it has been quick.
-        if perf_counter() - began > 2 * QUICK * (1 + len(together) // THREADS):
-            for grammar in together.values():
-                grammar.slow_down()
+        # Nobody knows which of them took how long. A busy machine must not make all of them slow now and then.
+        mean = (perf_counter() - began) * min(THREADS, len(together)) / len(together)
+        for grammar in together.values():
+            grammar.cost = mean if mean > 2 * QUICK else 0.9 * grammar.cost + 0.1 * mean
     errors: dict[int, Exception] = {}
     for i, masker in enumerate(maskers):
         try:

@@ -26,7 +26,8 @@ class Sampled:
     """What a step sampled; all on the CPU.
 
     :ivar tokens: [n] int64.
-    :ivar finite: [n] bool; false where the largest logit is NaN or infinite: the token means nothing then.
+    :ivar finite: [n] bool; false where the largest logit, as given, is NaN or infinite: the token means nothing then.
+    :ivar barred: [n] bool; true where it is only what the row asks for that has left no finite one.
     :ivar logprobs: [n] float32 of the chosen tokens, before temperature and filters; None when no row asks.
     :ivar top_ids, top_logprobs: [n, k] the likeliest, best first, k the most that a row asks for; None when none does.
     :ivar errors: what processors raised, by index.
@@ -34,6 +35,7 @@ class Sampled:
 
     tokens: Tensor
     finite: Tensor
+    barred: Tensor
     logprobs: Tensor | None
     top_ids: Tensor | None
     top_logprobs: Tensor | None
@@ -121,7 +123,8 @@ class Sampler:
         ruled = np.flatnonzero(self._ruled[rows]).tolist()
         early = np.flatnonzero(counts < self._min_tokens[rows]).tolist()
         masked = np.zeros(0, np.int32) if masked is None else masked
-        changed = ruled or early or len(masked) or processors
+        changed = sorted({*ruled, *early, *masked.tolist(), *(index for index, _, _ in processors)})
+        sound = [bool(logits[index].max().isfinite()) for index in changed]
         raw = logits.clone() if normalizer is not None and changed else logits
         for index in ruled:
             self._rules[rows[index]].apply(logits[index])
@@ -138,6 +141,10 @@ class Sampler:
         for index in early:
             logits[index, list(self._banned[rows[index]])] = -torch.inf
         best, tokens = logits.max(dim=1)
+        left = best.isfinite()
+        finite = left.clone()
+        finite[changed] = torch.tensor(sound, dtype=torch.bool)
+        barred = finite & ~left
         drawn = np.flatnonzero(self._temperature[rows] > 0)
         if len(drawn) == len(rows):
             tokens = self._draw(logits, rows, counts)
@@ -149,11 +156,18 @@ class Sampler:
                 penalties.add(int(tokens[index]))
         if normalizer is None:
             return Sampled(
-                tokens=tokens, finite=best.isfinite(), logprobs=None, top_ids=None, top_logprobs=None, errors=errors
+                tokens=tokens,
+                finite=finite,
+                barred=barred,
+                logprobs=None,
+                top_ids=None,
+                top_logprobs=None,
+                errors=errors,
             )
         return Sampled(
             tokens=tokens,
-            finite=best.isfinite(),
+            finite=finite,
+            barred=barred,
             logprobs=raw.gather(1, tokens[:, None]).squeeze(1) - normalizer,
             top_ids=None if top is None else top.indices,
             top_logprobs=None if top is None else top.values - normalizer[:, None],

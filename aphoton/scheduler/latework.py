@@ -5,7 +5,7 @@ import anyio.to_thread
 import numpy as np
 
 from aphoton.device.base import Late
-from aphoton.sampling import Masker, fill_all
+from aphoton.sampling import Masker, fill_all, loop_share
 from aphoton.scheduler.scheduler import Scheduler
 from aphoton.scheduler.step import Step
 
@@ -23,8 +23,8 @@ class LateWork:
     async def make(self, step: Step) -> Late | None:
         """Masks and processors of those of ``step`` who have not ended. One who has no mask any more ends, with why.
 
-        Maskers that are not known to be quick work in a thread, and the loop goes on meanwhile: anybody may end then,
-        and is left out. Nobody else uses a masker meanwhile: tokens are accepted in commits, and this is awaited
+        What would hold the loop for long is done in a thread, and the loop goes on meanwhile: anybody may end then, and
+        is left out. Nobody else uses a masker meanwhile: tokens are accepted in commits, and this is awaited
         between two of them.
         """
         batch, active = step.batch, self._scheduler.rows.active
@@ -33,9 +33,8 @@ class LateWork:
             masker = step.sequences[index].masker
             if masker is not None:
                 masked.append((index, masker))
-        # The quick ones first, and all of a kind in one go.
-        masked.sort(key=lambda pair: not pair[1].quick)
-        quick = sum(masker.quick for _, masker in masked)
+        masked.sort(key=lambda pair: pair[1].cost)
+        quick = loop_share([masker.cost for _, masker in masked])
         masks = np.empty((len(masked), self._words), np.uint32)
         maskers = [masker for _, masker in masked]
         errors = fill_all(maskers[:quick], masks[:quick])

@@ -21,6 +21,8 @@ class Rows:
     :ivar preempted: [r] its sequence waits again, and the row is held by steps in flight only.
     :ivar refs: [r] steps in flight that compute the row; its sequence's in-flight references, 0 to 2.
     :ivar context: [r] tokens whose KV the launches so far have written, or that were cached.
+    :ivar begun: [r] tokens that it began with, for which it has pages.
+    :ivar reach: [r] tokens whose KV it needs when it runs to its end.
     :ivar launched: [r] tokens whose sampling has been launched, here or before a preemption.
     :ivar committed: [r] tokens that have reached the sequence.
     :ivar limit: [r] tokens it may generate.
@@ -46,6 +48,8 @@ class Rows:
         self.late = np.zeros(size, np.bool_)
         self.refs = np.zeros(size, np.int32)
         self.context = np.zeros(size, np.int32)
+        self.begun = np.zeros(size, np.int32)
+        self.reach = np.zeros(size, np.int32)
         self.launched = np.zeros(size, np.int32)
         self.committed = np.zeros(size, np.int32)
         self.limit = np.zeros(size, np.int32)
@@ -88,6 +92,8 @@ class Rows:
         self.lates += late
         self.refs[row] = self.context[row] = 0
         self.launched[row] = self.committed[row] = len(sequence.output)
+        self.begun[row] = len(sequence.known)
+        self.reach[row] = len(sequence.prompt) + max(sequence.limit, 1) - 1
         self.limit[row] = sequence.limit
         self.min_tokens[row] = sequence.min_tokens
         self.known[row] = sequence.known

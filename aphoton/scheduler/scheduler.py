@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from aphoton.completion import FinishReason
 from aphoton.device.base import PENDING, Batch, Limits, Results, Scored
-from aphoton.errors import ModelError
+from aphoton.errors import ConstraintFailed, ModelError
 from aphoton.kv import CachedPage
 from aphoton.scheduler.holdings import Holdings
 from aphoton.scheduler.rows import Rows
@@ -113,8 +113,11 @@ class Scheduler:
         return self.holdings.pages_for(prompt, limit)
 
     def _room(self) -> int:
-        """Pages for newcomers: one for each of those who run is left alone, so that they are not preempted at once."""
-        return self.holdings.room - self.running
+        """Pages for newcomers: one for each of those who run and need more is left alone, so that they are not preempted
+        at once."""
+        rows, size = self.rows, self.page_size
+        held = -(-np.maximum(rows.context, rows.begun) // size)
+        return self.holdings.room - int(np.count_nonzero(rows.active & (held < -(-rows.reach // size))))
 
     # Arrivals and ends
 
@@ -142,6 +145,7 @@ class Scheduler:
         assert not sequence.finalized, "a sequence ends once"
         sequence.finish_reason = reason
         sequence.stop_reason = stop_reason
+        sequence.complete = reason == "stop" and (stop_reason is None or stop_reason in self.limits.eos_token_ids)
         sequence.error = error
         sequence.finished_at = self.now()
         row = sequence.row
@@ -472,7 +476,7 @@ class Scheduler:
         alive = self._alive(step)
         parts = bool(batch.partial.any())
         sampled = alive & ~batch.partial if parts else alive
-        if results.faulty is not None or results.errors:
+        if results.faulty is not None or results.barred is not None or results.errors:
             sampled = self._fail(step, results, sampled)
         rows.committed[chosen[sampled]] += 1
         self._append(step, results, sampled)
@@ -499,6 +503,9 @@ class Scheduler:
         if results.faulty is not None:
             for index in np.flatnonzero(sampled & results.faulty).tolist():
                 errors[index] = ModelError("the model's logits are not finite: NaN or infinite")
+        if results.barred is not None:
+            for index in np.flatnonzero(sampled & results.barred).tolist():
+                errors.setdefault(index, _nothing_left(step.sequences[index]))
         if errors:
             sampled = sampled.copy()
             for index, error in errors.items():
@@ -616,3 +623,17 @@ class Scheduler:
         assert not self.rows.refs.any() and not self.rows.active.any(), "all rows are back"
         assert not self._prefilling and not self._leaders
         self.holdings.check_idle()
+
+
+def _nothing_left(sequence: Sequence) -> ConstraintFailed:
+    """Names one of what it asks for: whose doing it is, most likely."""
+    sampling = sequence.sampling
+    if sequence.processor is not None:
+        field = "processor"
+    elif len(sequence.output) < sampling.min_tokens:
+        field = "min_tokens"
+    elif sampling.penalized:
+        field = "repetition_penalty"
+    else:
+        field = "allowed_token_ids" if sampling.allowed is not None else "logit_bias"
+    return ConstraintFailed(field, "no token is left that this, and what else the request asks for, allow")

@@ -37,6 +37,7 @@ class Sequence:
     :ivar cached: prompt tokens whose KV was there when it was first admitted.
     :ivar arrival: its number in the order of arrival.
     :ivar row: its place in the batch, 0 while it has none.
+    :ivar complete: it ended where its rules, if it has any, or the model end it: no other stop, no limit has cut it.
     :ivar output: committed token ids.
     :ivar logprobs: one entry per output token, if asked for.
     """
@@ -46,6 +47,7 @@ class Sequence:
         "arrival",
         "cacheable",
         "cached",
+        "complete",
         "error",
         "finish_reason",
         "finished_at",
@@ -110,6 +112,7 @@ class Sequence:
         self.logprobs = Logprobs()
         self.finish_reason: FinishReason | None = None
         self.stop_reason: str | int | None = None
+        self.complete = False
         self.error: Exception | None = None
         self.submitted_at = submitted_at
         self.admitted_at: float | None = None

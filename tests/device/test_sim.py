@@ -301,14 +301,14 @@ async def test_masks_and_allowed_ids() -> None:
     assert (await sim.results(0)).tokens.tolist() == [600, 500, 3]
 
 
-async def test_where_nothing_may_come_the_row_is_faulty() -> None:
+async def test_where_nothing_may_come_the_row_is_barred() -> None:
     sim = device()
     banned = RowSampling(seed=0, row=1, min_tokens=1, banned=(4, 5))
     admitted = [banned, row(2)]
     sim.launch(0, batch((1, 0, [1]), (2, 0, [1]), pages=[(1, 0, 1), (2, 0, 2)], admitted=admitted, late=[1, 2]))
     sim.sample(0, masks({0: {4, 5}, 1: {4, 5}}))
     results = await sim.results(0)
-    assert results.faulty is not None and results.faulty.tolist() == [True, False]
+    assert results.barred is not None and results.barred.tolist() == [True, False]
     assert results.tokens[1] == 4
 
 

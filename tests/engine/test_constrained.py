@@ -14,7 +14,7 @@ from engine.machines import Counting, machine
 from engine.waiting import idle, until
 from torch import Tensor
 
-from aphoton import AphotonError, Completion, Engine, InvalidRequest, SamplingParams, SimModel
+from aphoton import Completion, ConstraintFailed, Engine, InvalidRequest, SamplingParams, SimModel
 
 PROMPT = [10, 20, 30]
 
@@ -170,6 +170,7 @@ async def test_on_the_simulated_device(depth: Literal[1, 2]) -> None:
         ({"max_tokens": 0}, "length", None),
         ({"stop": "-"}, "stop", None),
         ({}, "stop", "aaaa-bbbb"),
+        ({"stop_token_ids": [ord("-")]}, "stop", None),
         ({"ignore_eos": True}, "stop", "aaaa-bbbb"),
         ({"echo": True}, "stop", "aaaa-bbbb"),
     ],
@@ -180,6 +181,18 @@ async def test_what_is_parsed(tiny: Engine, sampling: dict[str, Any], reason: st
     assert (done.finish_reason, done.parsed) == (reason, parsed)
     assert (await tiny.generate("Hi", max_tokens=2)).parsed is None
     assert msgspec.structs.replace(done) == done
+
+
+@pytest.mark.parametrize(("stop", "parsed"), [([ord("2")], None), ([ord("3")], None), ([256], 123), ([], 123)], ids=str)
+async def test_a_stop_token_of_the_requests_own_cuts(stop: list[int], parsed: int | None) -> None:
+    """Whatever is left: the last token is not part of the text. The model's own end token ends it, named or not."""
+
+    def script(history: tuple[int, ...], seed: int, vocab_size: int) -> int:
+        return {1: ord("1"), ord("1"): ord("2"), ord("2"): ord("3")}.get(history[-1], 256)
+
+    async with Engine(SimModel(vocab_size=300, eos_token_ids=(256,), script=script)) as engine:
+        done = await engine.generate([1], json_schema={"type": "integer"}, stop_token_ids=stop)
+        assert done.finish_reason == "stop" and done.parsed == parsed
 
 
 async def test_what_a_type_refuses_is_an_error_of_whoever_looks(tiny: Engine) -> None:
@@ -249,15 +262,18 @@ async def test_end_tokens_alone_cannot_wait(tiny: Engine) -> None:
         await tiny.generate([1], allowed_token_ids=[7], stop_token_ids=[7, 8], min_tokens=1)
     assert refused.value.field == "allowed_token_ids"
     assert (await tiny.generate([1], allowed_token_ids=[7], stop_token_ids=[7])).token_ids == (7,)
+    with pytest.raises(InvalidRequest, match="end tokens only") as refused:
+        await tiny.generate([1], allowed_token_ids=[97, 7], bad_words=["a"], stop_token_ids=[7], min_tokens=1)
+    assert refused.value.field == "allowed_token_ids"
 
 
 async def test_bad_words_that_leave_nothing(tiny: Engine) -> None:
     with pytest.raises(InvalidRequest, match="leave no token") as refused:
         await tiny.generate([1], allowed_token_ids=list(b"ab"), bad_words=["a", "b"])
     assert refused.value.field == "bad_words"
-    with pytest.raises(AphotonError, match="no token is left"):
+    with pytest.raises(ConstraintFailed, match="no token is left"):
         await tiny.generate([1], allowed_token_ids=list(b"ab"), bad_words=["a", "bb"])
-    with pytest.raises(AphotonError, match="no token is left"):
+    with pytest.raises(ConstraintFailed, match="no token is left"):
         await tiny.generate([1], regex="ab", bad_words=["ab"], n=2)
     await idle(tiny)
 
@@ -290,6 +306,42 @@ async def test_a_bias_and_a_ban_of_the_same_id(monkeypatch: pytest.MonkeyPatch) 
 
 
 # Processors
+
+
+async def test_a_request_that_leaves_no_token_spoils_nobodys_pages() -> None:
+    """It is told that this is its own doing, and what it shares with others is sound."""
+    prompt = [*range(100)]
+
+    def nothing(output: Sequence[int], logits: Tensor) -> None:
+        logits.fill_(-torch.inf)
+
+    async with Engine("random:tiny", dtype="float32") as engine:
+        await engine.generate(prompt, max_tokens=1)
+        cached = (await engine.generate(prompt, max_tokens=1)).usage.cached_tokens
+        assert cached > 90
+        asked: list[tuple[str, dict[str, Any]]] = [
+            ("processor", {"processor": nothing}),
+            (
+                "min_tokens",
+                {"bad_words": ["bb"], "allowed_token_ids": [97, 98], "stop_token_ids": [97], "min_tokens": 9},
+            ),
+        ]
+        for field, sampling in asked:
+            with pytest.raises(ConstraintFailed, match="no token is left") as failed:
+                await engine.generate(prompt, **sampling)
+            assert failed.value.field == field
+            assert (await engine.generate(prompt, max_tokens=1)).usage.cached_tokens == cached
+        await idle(engine)
+
+
+async def test_a_processor_cannot_bring_a_bad_word_back(tiny: Engine) -> None:
+    def level(output: Sequence[int], logits: Tensor) -> None:
+        logits.fill_(0.0)
+        logits[97] = 50.0
+
+    assert (await tiny.generate([1], processor=level, max_tokens=3)).token_ids == (97,) * 3
+    done = await tiny.generate([1], processor=level, bad_words=["a"], max_tokens=3)
+    assert 97 not in done.token_ids
 
 
 async def test_a_processor_that_fails_ends_its_request_alone(tiny: Engine) -> None:

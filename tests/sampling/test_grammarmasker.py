@@ -20,7 +20,7 @@ from llguidance import LLTokenizer
 from sampling.grammars import EOS, VOCAB, RandomModel, bits, byte_vocabulary, compiled, mask_of
 
 import aphoton.sampling.masks
-from aphoton.errors import InvalidRequest
+from aphoton.errors import ConstraintFailed, InvalidRequest
 from aphoton.sampling import (
     CompiledGrammar,
     Grammar,
@@ -29,7 +29,9 @@ from aphoton.sampling import (
     GrammarVocabulary,
     Rules,
     fill_all,
+    loop_share,
 )
+from aphoton.sampling.masks import QUICK
 from aphoton.text import Tokenizer
 
 BYTES = [bytes([i]) for i in range(256)]
@@ -281,7 +283,7 @@ def test_sequences_of_one_grammar_are_apart(compiler: GrammarCompiler) -> None:
 def test_a_token_that_is_not_allowed_is_an_error_at_the_next_mask(compiler: GrammarCompiler) -> None:
     masker = compiled(compiler, regex="abc").masker()
     assert not masker.accept(ord("z"))
-    with pytest.raises(InvalidRequest, match="regex: no mask can be made any more"):
+    with pytest.raises(ConstraintFailed, match="regex: no mask can be made any more"):
         mask_of(masker)
 
 
@@ -324,7 +326,7 @@ def test_what_grows_too_large_later_ends_in_an_error(compiler: GrammarCompiler) 
     for _ in range(2):
         masker = compiled(compiler, **fields).masker()
         follow(masker, b"x" * 10)
-        with pytest.raises(InvalidRequest, match=r"regex: no mask can be made any more: .*too many"):
+        with pytest.raises(ConstraintFailed, match=r"regex: no mask can be made any more: .*too many"):
             generate(masker, b"a" * 500)
 
 
@@ -364,18 +366,18 @@ async def test_the_deepest_that_is_allowed_compiles(link: Any, length: int) -> N
     assert mask_of((await compiler.compile(grammar)).masker())
 
 
-def test_quick(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_mask_costs_what_the_last_ones_took(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     masker = compiled(compiler, regex="a*").masker()
     times = iter([0.0, 0.0001, 1.0, 1.02, *(float(i) for i in range(2, 100) for _ in range(2))])
     monkeypatch.setattr("aphoton.sampling.grammarmasker._clock", lambda: next(times))
     masker.cost = 0.0
     mask_of(masker)
-    assert masker.quick and masker.cost == pytest.approx(0.0001)
+    assert masker.cost == pytest.approx(0.0001)
     mask_of(masker)  # of 20 ms
-    assert not masker.quick
+    assert masker.cost > QUICK
     for _ in range(45):
         mask_of(masker)
-    assert masker.quick
+    assert masker.cost < QUICK
 
 
 def test_a_new_grammar_is_timed_before_it_is_used(compiler: GrammarCompiler) -> None:
@@ -383,7 +385,7 @@ def test_a_new_grammar_is_timed_before_it_is_used(compiler: GrammarCompiler) -> 
     assert 0 < ready.cost < 0.1 and ready.masker().cost == ready.cost
     vocabulary = byte_vocabulary()
     slow = CompiledGrammar("regex", ready.masker().matcher, vocabulary, cost=0.001)
-    assert not slow.masker().quick
+    assert slow.masker().cost == 0.001
 
 
 async def test_compiling_is_off_the_loop_and_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -468,7 +470,7 @@ def test_many_masks_at_once(compiler: GrammarCompiler, threads: int, monkeypatch
     endless = compiled(GrammarCompiler(byte_vocabulary(eos_ids=())), choices=["k", "kk"])
 
     class Without:
-        quick = True
+        cost = 0.0
 
         def fill(self, mask: Any) -> None:
             mask[:] = 0xFFFFFFFF
@@ -481,7 +483,7 @@ def test_many_masks_at_once(compiler: GrammarCompiler, threads: int, monkeypatch
         maskers: list[Any] = [ready.masker() for _ in range(6)]
         for i, masker in enumerate(maskers):
             follow(masker, b'{"name": "Jo", "age": 30, "tags": ["a"]'[: 5 * i])
-            masker.cost, masker.quick = 0.0, True
+            masker.cost = float(i % 2)
         broken = ready.masker()
         broken.accept(ord("z"))
         rules = Rules([ready.masker(), Without()], ["json_schema", "bad_words"])
@@ -492,22 +494,30 @@ def test_many_masks_at_once(compiler: GrammarCompiler, threads: int, monkeypatch
     maskers = make()
     masks = np.full((len(maskers), (VOCAB + 31) // 32), 0xA5A5A5A5, np.uint32)
     errors = fill_all(maskers, masks)
-    assert list(errors) == [6] and isinstance(errors[6], InvalidRequest)
+    assert list(errors) == [6] and isinstance(errors[6], ConstraintFailed)
     for i, masker in enumerate(make()):
         if i != 6:
             assert bits(masks[i]) == mask_of(masker), i
     assert bits(masks[9]) and ord("o") not in bits(masks[9]) and ord("p") in bits(masks[9])
 
 
-def test_a_slow_crowd_is_timed_one_by_one(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_crowd_learns_what_it_costs(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aphoton.sampling.masks, "THREADS", 2)
-    times = iter([0.0, 1.0])
+    times = iter([0.0, 1.0, 0.0, 2e-4])
     monkeypatch.setattr(aphoton.sampling.masks, "perf_counter", lambda: next(times))
     maskers = [compiled(compiler, regex="a+").masker() for _ in range(4)]
     for masker in maskers:
-        masker.cost, masker.quick = 0.0, True
+        masker.cost = 0.0
     assert not fill_all(maskers, np.zeros((4, (VOCAB + 31) // 32), np.uint32))
-    assert not any(masker.quick for masker in maskers)
+    assert [masker.cost for masker in maskers] == [0.5] * 4, "two at a time, slow or not"
+    assert not fill_all(maskers, np.zeros((4, (VOCAB + 31) // 32), np.uint32))
+    assert [masker.cost for masker in maskers] == [pytest.approx(0.45001)] * 4
+
+
+def test_what_the_loop_may_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(aphoton.sampling.masks, "THREADS", 2)
+    assert loop_share([]) == 0 and loop_share([1e-4] * 10 + [1.0]) == 10
+    assert loop_share([1.5e-4] * 64) == 13, "quick ones, too, are too many"
 
 
 def test_forced_text_has_the_models_own_tokens() -> None:

@@ -208,4 +208,27 @@ def test_a_mask_that_allows_nothing_is_told() -> None:
     numbers = np.array([1, 2], np.int32)
     masks = packed([frozenset()])
     sampled = sampler.sample(torch.zeros(2, VOCAB), numbers, 0 * numbers, masked=numbers[:1], masks=masks)
-    assert sampled.finite.tolist() == [True, False]
+    assert sampled.finite.all() and sampled.barred.tolist() == [False, True]
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_whose_doing_it_is_that_nothing_is_finite(value: float) -> None:
+    """The model's, or what the row asks for: rows without a fault, and with one under a processor, a mask and a ban."""
+    sampler = Sampler(max_rows=4)
+    sampler.admit(RowSampling(seed=0, row=1))
+    sampler.admit(RowSampling(seed=0, row=2))
+    sampler.admit(RowSampling(seed=0, row=3, min_tokens=1, banned=(5,)))
+    sampler.admit(RowSampling(seed=0, row=4, allowed=(7,)))
+
+    def spoil(output: Sequence[int], logits: Tensor) -> None:
+        logits.fill_(value)
+
+    numbers = np.array([1, 2, 3, 4], np.int32)
+    for fault in (False, True):
+        logits = torch.full((4, VOCAB), value) if fault else torch.zeros(4, VOCAB)
+        masks = packed([frozenset({5})])
+        sampled = sampler.sample(
+            logits, numbers, 0 * numbers, masked=np.array([2], np.int32), masks=masks, processors=[(1, spoil, [])]
+        )
+        assert sampled.finite.tolist() == [not fault] * 4
+        assert sampled.barred.tolist() == [False, not fault, not fault, False]

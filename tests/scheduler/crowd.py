@@ -37,7 +37,7 @@ class Rules:
     """
 
     seed: int
-    quick: bool = True
+    cost: float = 0.0
     ends: int = 1000
     fails: tuple[Literal["fill", "accept"], int] | None = None
     accepted: list[int] = field(default_factory=list)
@@ -98,7 +98,7 @@ class Want:
         if self.rules is None:
             return None
         seed, quick, ends = self.rules
-        return Rules(seed, quick=quick, ends=ends, fails=self.fails)
+        return Rules(seed, cost=0.0 if quick else 1.0, ends=ends, fails=self.fails)
 
     def expected(self) -> tuple[list[int], str]:
         """Its tokens and its end when nobody aborts it, without any scheduler."""

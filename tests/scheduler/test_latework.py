@@ -25,7 +25,7 @@ class OneToken:
 
     def __init__(self, token: int, *, quick: bool = False, meanwhile: Callable[[], None] | None = None) -> None:
         self.token = token
-        self.quick = quick
+        self.cost = 0.0 if quick else 1.0
         self.meanwhile = meanwhile
         self.threads: list[int] = []
 

@@ -99,7 +99,7 @@ class CudaDevice:
                 planner,
                 tokens=tokens,
                 rows=max_rows,
-                pages=min(limits.pages, max_rows * columns) + columns,  # those of the warm-up, too
+                pages=max_rows * columns,  # a page that rows share is sent for each of them
                 sampling=self._sampler.words,
                 mask=self._sampler.mask_words,
                 device=device,

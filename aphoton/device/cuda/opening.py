@@ -29,6 +29,8 @@ LOGITS = 16
 """Bytes by row and token of the vocabulary that log-probabilities take: float32, several times."""
 SAMPLER = 9
 """Bytes by row and token of the vocabulary that the sampler keeps: counts, float32 logits, two bits of masks."""
+PAGES = 36
+"""Bytes by row and page of a row: its entry in the table, and four numbers that either slot may send."""
 MOST_GROUP = 64
 """Query heads that may share a KV head."""
 SHARE = 0.9
@@ -127,11 +129,12 @@ def _open(source: Source, config: EngineConfig, progress: Progress | None, devic
     step_tokens = max(prompt_tokens, source.max_model_len)
     reserve = _working_memory(shape.intermediate_size + shape.hidden_size, step_tokens, dtype) + (1 << 30)
     reserve += config.max_rows * shape.vocab_size * (LOGITS + SAMPLER)
+    longest = -(-source.max_model_len // config.page_size)
+    reserve += config.max_rows * longest * PAGES
     with ALLOCATOR:
         torch.cuda.empty_cache()  # what an engine before left with torch
     free = torch.cuda.mem_get_info(device)[0]
     pages = source.pages(config, dtype, max(0, int((free - reserve) * SHARE)))
-    longest = -(-source.max_model_len // config.page_size)
     if config.kv_pages is None and config.kv_memory is None and pages < longest:
         raise InvalidRequest(
             "max_model_len",

@@ -19,7 +19,8 @@ __all__ = ["SlotBuffers"]
 class SlotBuffers:
     """A slot's buffers. Hazard: from a launch until `clear` they are that step's, pinned memory included.
 
-    :ivar tokens, finite: [size] int32 on the device, what the step samples, and whether its logits were finite.
+    :ivar tokens, finite: [size] int32 on the device: what the step samples; and 1, or 0 where the logits were not
+        finite, or -1 where rules have left none that is.
     :ivar extra: log-probabilities on the device, of a step that was asked for them: those of the chosen tokens, and
         perhaps ids and log-probabilities of the likeliest.
     :ivar scores: of the rows that are scored, on the device: log-probabilities, and ids and those of the likeliest.
@@ -41,7 +42,8 @@ class SlotBuffers:
         mask: int,
         device: torch.device,
     ) -> None:
-        """:param sampling: int32 values that the sampler may send for each row that begins.
+        """:param pages: of all rows together. Each takes 16 bytes, pinned and on the device.
+        :param sampling: int32 values that the sampler may send for each row that begins.
         :param mask: int32 values of a row's mask.
         """
         self.planner = planner
@@ -88,6 +90,7 @@ class SlotBuffers:
         return Results(
             tokens=self._host[:count],
             faulty=self._host[self.size : self.size + count] == 0,
+            barred=self._host[self.size : self.size + count] < 0,
             began=began,
             ended=ended,
             logprobs=chosen,

@@ -238,7 +238,9 @@ def sample_ruled(
     """Chooses a token for those batch entries whose logits are in ``state.adjusted``, and counts it.
 
     :param places, rows, counts, many: as given to `adjust`.
-    :param last, tokens, finite: see `sample`; of ``tokens`` and ``finite``, those at ``places`` are written.
+    :param last, tokens: see `sample`; of ``tokens``, those at ``places`` are written.
+    :param finite: [B] int32, what `sample` or `argmax` has found of the logits as they were: of those at ``places``, 1
+        becomes -1 where the rules leave none that is finite.
     """
     vocab = state.vocab
     block = min(BLOCK, max(triton.next_power_of_2(vocab), 16))
@@ -435,7 +437,10 @@ def _sample(
     else:
         at = b
     tl.store(tokens + at, token)
-    tl.store(finite + at, good.to(tl.int32))
+    if PARTS > 0:
+        tl.store(finite + at, tl.where(good, 1, -1), mask=tl.load(finite + at) != 0)
+    else:
+        tl.store(finite + at, good.to(tl.int32))
     tl.store(last + row, token)
 
 

@@ -54,7 +54,8 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     from aphoton.device.cuda import device
 
     def load(model: Any, config: EngineConfig, *_: Any) -> Loaded:
-        opened = open_standin(tiny(RandomCheckpoint(SHAPE), 24), config)
+        source = tiny(RandomCheckpoint(SHAPE), config.max_model_len or 24)
+        opened = open_standin(source, config, fused=config.kernels != "torch")
         return Loaded(device=opened, tokenizer=ByteTokenizer(SHAPE.vocab_size), chat_template=None)
 
     stand_in(monkeypatch)
@@ -97,6 +98,18 @@ async def test_a_fault_in_the_middle_of_a_launch(cuda: pytest.MonkeyPatch) -> No
             )
             assert all(isinstance(one, EngineDead) for one in ended)
             assert isinstance(ended[0].__cause__, ZeroDivisionError)
+
+
+async def test_all_rows_begin_with_the_same_pages(cuda: pytest.MonkeyPatch) -> None:
+    """In one step: each sends all of them, which are many more than there are."""
+    prompt = [*range(60)]
+    settings = {"max_rows": 16, "max_model_len": 64, "kv_pages": 100, "page_size": 1, "max_step_tokens": 64}
+    async with Engine("random:tiny", kernels="torch", **settings) as engine:
+        first = await engine.generate(prompt, max_tokens=1)
+        done = await asyncio.gather(*(engine.generate(prompt, max_tokens=2) for _ in range(16)))
+        assert {one.usage.cached_tokens for one in done} == {59}
+        assert {one.token_ids[:1] for one in done} == {first.token_ids}
+        await idle(engine)
 
 
 async def test_loading_leaves_the_page_tables_alone(cuda: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,7 @@ class Both:
         given = [self._tensor(np.array(places, np.int32)), self._tensor(self.rows), self._tensor(counts)]
         masked = [self._tensor(which), self._tensor(words.view(np.int32))] if masks else [None, None]
         last, tokens, finite = (torch.full((size,), -7, dtype=torch.int32, device=self.device) for size in (7, 5, 5))
+        finite[places] = logits.float().max(dim=1).values.isfinite().int().to(self.device)  # as `argmax` leaves it
         sample.adjust(batch, *given, *masked, self.state, many=many, hard=not processors)
         for index, processor, output in processors:
             processor(output, self.state.adjusted[index])
@@ -83,7 +84,7 @@ class Both:
             masks=words,
             processors=processors,
         )
-        assert finite[places].tolist() == expected.finite.int().tolist()
+        assert finite[places].tolist() == (expected.finite.int() - 2 * expected.barred.int()).tolist()
         return tokens[places].tolist(), finite[places].tolist(), expected.tokens.tolist()
 
     def _tensor(self, values: NDArray[np.int32]) -> Tensor:
@@ -192,9 +193,9 @@ def test_what_is_not_finite(device: str) -> None:
         both = Both([RowSampling(seed=0, temperature=temperature) for _ in range(3)], 5003, device)
         masks = {0: [1, 2, 4000], 1: [*range(99), 5002], 2: []}
         tokens, finite, _ = both.step(logits, masks={k: v for k, v in masks.items() if v})
-        assert finite == [0, 1, 1]
+        assert finite == [0, 0, 1], "whether the mask allows the one that is not, or not"
         assert all(0 <= token < 5003 for token in tokens) and tokens[1] in masks[1]
     # A mask without a bit: words of zeros.
     both = Both([RowSampling(seed=0, allowed=())], 97, device)
     tokens, finite, _ = both.step(random_logits(1, 97, seed=2))
-    assert finite == [0] and 0 <= tokens[0] < 97
+    assert finite == [-1] and 0 <= tokens[0] < 97
