@@ -54,7 +54,7 @@ class ChatEndpoint:
                 code="unsupported_model",
             )
         self._intake.check_prompt("messages", body.messages)
-        self._intake.check_choices(1, body.n or 1)
+        self._intake.check_choices(1, 1 if body.n is None else body.n)
         params, tools = chat_params(body), wanted_tools(body)
         job = Job(
             params=params,

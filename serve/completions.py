@@ -34,8 +34,9 @@ class CompletionEndpoint:
         body = await self._intake.read(request, CompletionRequest)
         await self._intake.card(body.model)
         self._intake.check_prompt("prompt", body.prompt)
-        prompts, params, each = read_prompts(body.prompt), completion_params(body), body.n or 1
+        prompts, each = read_prompts(body.prompt), 1 if body.n is None else body.n
         self._intake.check_choices(len(prompts), each)
+        params = completion_params(body)
         reply = TextReply(body)
         if body.stream:
             return self._intake.events(request, lambda emit: self._stream(prompts, params, each, reply, emit))

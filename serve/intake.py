@@ -58,7 +58,9 @@ class Intake:
             )
 
     def check_choices(self, prompts: int, each: int) -> None:
-        """:raises ApiError: 400, for more answers than a request may ask for."""
+        """:raises ApiError: 400, for more answers than a request may ask for, and for none."""
+        if each < 1:
+            raise ApiError(400, f"n must be at least 1, not {each}", param="n", code="invalid_value")
         most = self._settings.max_choices
         if prompts * each > most:
             raise ApiError(

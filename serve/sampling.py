@@ -15,6 +15,9 @@ DEFAULT_MAX_TOKENS = 16
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's; an engine's own is 0."""
 
+KNOWN = frozenset(SamplingParams.__struct_fields__)
+"""What the engine has. A request for something else is refused."""
+
 SAME_NAME = (
     "top_p",
     "seed",
@@ -148,7 +151,7 @@ def _build(fields: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParam
         if (value is not None or name == "max_tokens") and not (name in NOTHING and value == NOTHING[name])
     }
     for name in asked:
-        if name not in SamplingParams.__struct_fields__:
+        if name not in KNOWN:
             called = names.get(name, name)
             raise ApiError(400, f"{called} is not supported by this engine", param=called, code="unsupported_parameter")
     try:
