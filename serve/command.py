@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aphoton import EngineConfig, InvalidRequest
+from aphoton import EngineConfig
 from aphoton.cli.generate import MODEL_HELP
 from aphoton.cli.missing import load_extra
 from aphoton.cli.options import options
 from aphoton.cli.terminal import FetchBar, say
+from aphoton_serve.naming import names_of
 from aphoton_serve.settings import ServiceSettings
 
 if TYPE_CHECKING:
@@ -51,7 +52,7 @@ def serve(
     load_extra("prometheus_client", "serve")
     from aphoton_serve.keys import read_keys
 
-    models = named(model)
+    models = names_of(model)
     keys = read_keys(api_keys_file)
     local = _is_loopback(host)
     if local and "allowed_hosts" not in service:
@@ -67,23 +68,6 @@ def serve(
         run(models, settings, made, keys, host=host, port=port, grace=grace)
     else:
         asyncio.run(_serve(models, settings, made, keys, host=host, port=port, grace=grace))
-
-
-def named(models: list[str]) -> dict[str, str]:
-    """What to load, by the name under which it is offered: that before ``=``, or the model's own.
-
-    :raises InvalidRequest: for two of one name.
-    """
-    found: dict[str, str] = {}
-    for given in models:
-        before, equals, after = given.partition("=")
-        name, model = (before, after) if equals else (given.rstrip("/").rpartition("/")[2], given)
-        if not name or not model:
-            raise InvalidRequest("model", f"must be NAME=MODEL or MODEL, not {given!r}")
-        if name in found:
-            raise InvalidRequest("model", f"two are named {name!r}: give NAME=MODEL")
-        found[name] = model
-    return found
 
 
 async def _serve(
