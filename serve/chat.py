@@ -7,9 +7,9 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aphoton import FinishReason, Usage
+from aphoton import FinishReason, InvalidRequest, Usage
 from aphoton_serve.backend import Choice, Job, Part, Score
-from aphoton_serve.errors import ApiError
+from aphoton_serve.errors import ApiError, describe
 from aphoton_serve.hermes import ToolCall, ToolParser
 from aphoton_serve.intake import Intake
 from aphoton_serve.messages import read_messages
@@ -30,7 +30,7 @@ from aphoton_serve.protocol_responses import (
     TopScore,
     usage_of,
 )
-from aphoton_serve.sampling import chat_params, wanted_tools
+from aphoton_serve.sampling import chat_params, renamed, wanted_tools
 from aphoton_serve.sse import Emit
 
 __all__ = ["ChatEndpoint"]
@@ -55,19 +55,22 @@ class ChatEndpoint:
             )
         self._intake.check_prompt("messages", body.messages)
         self._intake.check_choices(1, 1 if body.n is None else body.n)
-        params, tools = chat_params(body), wanted_tools(body)
+        (params, names), tools = chat_params(body), wanted_tools(body)
         job = Job(
             params=params,
             messages=read_messages(body.messages),
             tools=[msgspec.to_builtins(tool) for tool in tools] or None,
         )
-        reply = ChatReply(body)
+        reply = ChatReply(body, names)
         if body.stream:
             return self._intake.events(request, lambda emit: self._stream(job, reply, emit))
         return await self._intake.answer(request, lambda: self._complete(job, reply))
 
     async def _complete(self, job: Job, reply: "ChatReply") -> ChatCompletion:
-        answer = await self._intake.backend.complete(reply.model, job)
+        try:
+            answer = await self._intake.backend.complete(reply.model, job)
+        except (InvalidRequest, ApiError) as error:
+            raise ApiError.of(renamed(describe(error), reply.names)) from None
         return ChatCompletion(
             id=reply.id,
             created=reply.created,
@@ -82,14 +85,20 @@ class ChatEndpoint:
             async for part in stream:
                 for chunk in reply.chunks(part):
                     await emit(chunk)
+        except (InvalidRequest, ApiError) as error:
+            raise ApiError.of(renamed(describe(error), reply.names)) from None
         finally:
             await stream.aclose()
 
 
 class ChatReply:
-    """One reply: from what the backend gives to what OpenAI's clients read."""
+    """One reply: from what the backend gives to what OpenAI's clients read.
 
-    def __init__(self, request: ChatRequest) -> None:
+    :ivar names: what the client calls the engine's parameters that have another name there.
+    """
+
+    def __init__(self, request: ChatRequest, names: dict[str, str]) -> None:
+        self.names = names
         self.id = f"chatcmpl-{uuid.uuid4().hex}"
         self.created = int(time.time())
         self.model = request.model

@@ -5,6 +5,7 @@ Imports what the ``serve`` extra brings when it runs, so that the other commands
 
 import asyncio
 import ipaddress
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -98,7 +99,7 @@ async def _serve(
             access_log=False,  # the gate writes a line for each request
             log_config=None,
             server_header=False,
-            timeout_graceful_shutdown=int(grace),
+            timeout_graceful_shutdown=math.ceil(grace),
         )
         await uvicorn.Server(config).serve()
     finally:

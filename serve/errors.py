@@ -102,6 +102,8 @@ def describe(error: Exception) -> Problem:
                 code="engine_closed",
                 retry_after=RETRY_SECONDS,
             )
+        case RecursionError():
+            return Problem(status=400, message="the request is nested too deeply", code="invalid_json")
         case AphotonError():
             log.error("a request failed: %s", error)
         case _:

@@ -21,11 +21,17 @@ def read_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def text_length(value: Any) -> int:
     """Characters in all strings of a JSON value."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return sum(len(key) + text_length(inner) for key, inner in value.items())
-    return sum(map(text_length, value)) if isinstance(value, list) else 0
+    length, left = 0, [value]  # no recursion: a client says how deep it is
+    while left:
+        one = left.pop()
+        if isinstance(one, str):
+            length += len(one)
+        elif isinstance(one, dict):
+            left += one
+            left += one.values()
+        elif isinstance(one, list):
+            left += one
+    return length
 
 
 def _read(field: str, message: dict[str, Any]) -> dict[str, Any]:

@@ -3,12 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
+import msgspec
+
 from aphoton import InvalidRequest, SamplingParams
-from aphoton_serve.errors import ApiError
+from aphoton_serve.errors import ApiError, Problem, describe
 from aphoton_serve.hermes import call_grammar
 from aphoton_serve.protocol_requests import ChatRequest, CompletionRequest, NamedTool, SamplingFields, Tool
 
-__all__ = ["chat_params", "completion_params", "wanted_tools"]
+__all__ = ["chat_params", "completion_params", "renamed", "wanted_tools"]
 
 DEFAULT_MAX_TOKENS = 16
 """Of ``/v1/completions``: OpenAI's. A chat goes on to its end."""
@@ -56,9 +58,12 @@ def completion_params(body: CompletionRequest) -> SamplingParams:
     return _build(fields, {})
 
 
-def chat_params(body: ChatRequest) -> SamplingParams:
-    """:raises ApiError: 400, for what cannot be or what the engine does not have."""
-    fields, names = _common(body), {}
+def chat_params(body: ChatRequest) -> tuple[SamplingParams, dict[str, str]]:
+    """The parameters, and what the client calls those that have another name there.
+
+    :raises ApiError: 400, for what cannot be or what the engine does not have.
+    """
+    fields, names = _common(body), {"prompt": "messages"}
     if body.max_completion_tokens is not None:
         if body.max_tokens is not None and body.max_tokens != body.max_completion_tokens:
             raise ApiError(400, "max_tokens and max_completion_tokens differ: give one", param="max_tokens")
@@ -73,7 +78,7 @@ def chat_params(body: ChatRequest) -> SamplingParams:
         names["logprobs"] = "logprobs"
     _add_format(body, fields, names)
     _add_forced_call(body, fields, names)
-    return _build(fields, names)
+    return _build(fields, names), names
 
 
 def wanted_tools(body: ChatRequest) -> list[Tool]:
@@ -157,6 +162,13 @@ def _build(fields: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParam
     try:
         return SamplingParams(**asked)
     except InvalidRequest as error:
-        called = names.get(error.field, error.field)
-        message = str(error).removeprefix(f"{error.field}: ")
-        raise ApiError(400, f"{called}: {message}", param=called, code="invalid_value") from None
+        raise ApiError.of(renamed(describe(error), names)) from None
+
+
+def renamed(problem: Problem, names: Mapping[str, str]) -> Problem:
+    """A problem of the engine's, in the client's words."""
+    called = names.get(problem.param or "")
+    if called is None:
+        return problem
+    message = problem.message.removeprefix(f"{problem.param}: ")
+    return msgspec.structs.replace(problem, param=called, message=f"{called}: {message}")

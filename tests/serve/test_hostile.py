@@ -260,6 +260,20 @@ async def test_what_an_engine_lacks_is_refused_by_name(hello: Served, monkeypatc
         assert error["message"] == f"{param} is not supported by this engine"
 
 
+@pytest.mark.parametrize("depth", [100, 300, 600, 850])
+async def test_nested_as_deep_as_is_decoded(hello: Served, depth: int) -> None:
+    nested: Any = 1
+    for _ in range(depth):
+        nested = {"a": nested}
+    tool = {"type": "function", "function": {"name": "look", "parameters": nested}}
+    for path, body in (said({"role": "user", "content": "Hi", "x": nested}), chat(tools=[tool])):
+        response = await hello.web.post(path, content=body, headers={"content-type": "application/json"})
+        assert response.status_code in (200, 400), response.text
+    path, body = said({"role": "user", "content": nested})
+    response = await hello.web.post(path, content=body, headers={"content-type": "application/json"})
+    assert response.status_code == 400
+
+
 async def test_paths_and_methods(hello: Served) -> None:
     for method, path, status in (
         ("GET", "/nothing", 404),

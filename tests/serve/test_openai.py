@@ -150,7 +150,7 @@ async def test_errors_are_of_the_expected_classes(real: Served) -> None:
     assert hot.value.param == "temperature" and "must be in [0, 100]" in hot.value.message
     with pytest.raises(openai.BadRequestError) as long:
         await create(model="talker", messages=[{"role": "user", "content": "x" * 1000}])
-    assert long.value.code == "context_length_exceeded"
+    assert long.value.code == "context_length_exceeded" and long.value.param == "messages"
     with pytest.raises(openai.BadRequestError, match="makes no embeddings"):
         await real.ai.embeddings.create(model="tiny", input="Hi")
     with pytest.raises(openai.BadRequestError, match="no chat template"):
