@@ -51,7 +51,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started = False
-        sending = anyio.Lock()
+        sending = anyio.Lock(fast_acquire=True)  # it is nearly always free, and a turn of the loop is long
 
         async def write(data: bytes) -> None:
             nonlocal started
