@@ -30,7 +30,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     models = [
-        {"model": "tiny=random:tiny"},
+        {"model": "tiny=random:tiny", "max_replicas": "2"},
         {"model": "slow=random:135m"},
         {"model": f"talker={folder}", "max_model_len": "512"},
     ]
