@@ -50,19 +50,19 @@ def decode(body: bytes, kind: type[T]) -> T:
     :raises ApiError: 400, which names the argument.
     """
     try:
-        return msgspec.json.decode(body, type=kind)
+        try:
+            return msgspec.json.decode(body, type=kind)
+        except msgspec.ValidationError as error:
+            if UNKNOWN.match(str(error)) is None:
+                raise
+        # Something unknown: it may be null, which asks for nothing. This way is slower, and rare.
+        return msgspec.convert(_without_nulls(msgspec.json.decode(body)), type=kind)
     except msgspec.ValidationError as error:
-        if UNKNOWN.match(str(error)) is None:
-            raise _refusal(error) from None
+        raise _refusal(error) from None
     except RecursionError:
         raise ApiError(400, "the request is nested too deeply", code="invalid_json") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise ApiError(400, f"the request is not valid JSON: {error}", code="invalid_json") from None
-    # Something unknown: it may be null, which asks for nothing. This way is slower, and rare.
-    try:
-        return msgspec.convert(_without_nulls(msgspec.json.decode(body)), type=kind)
-    except msgspec.ValidationError as error:
-        raise _refusal(error) from None
 
 
 def _without_nulls(body: Any) -> Any:

@@ -26,7 +26,8 @@ def saying(
     data = text.encode()
 
     def script(history: tuple[int, ...], seed: int, vocab_size: int) -> int:
-        said = history[::-1].index(ord(END_OF_PROMPT))
+        mark = ord(END_OF_PROMPT)
+        said = history[::-1].index(mark) if mark in history else len(history)
         return EOS if end and said >= len(data) else data[said % len(data)]
 
     return SimModel(script=script, vocab_size=300, eos_token_ids=(EOS,), probe=probe, max_model_len=max_model_len)
