@@ -14,6 +14,7 @@ from aphoton.device.sim import SimCosts, SimModel
 from aphoton.engine import Engine
 from aphoton.errors import (
     AphotonError,
+    DeadlineExceeded,
     EngineClosed,
     EngineDead,
     EngineOverloaded,
@@ -22,13 +23,14 @@ from aphoton.errors import (
     PromptTooLong,
 )
 from aphoton.observe import Stats
-from aphoton.sampling import SamplingParams
+from aphoton.sampling import LogitsProcessor, SamplingParams
 from aphoton.stream import CompletionStream
 
 __all__ = [
     "AphotonError",
     "Completion",
     "CompletionStream",
+    "DeadlineExceeded",
     "Engine",
     "EngineClosed",
     "EngineConfig",
@@ -36,6 +38,7 @@ __all__ = [
     "EngineOverloaded",
     "FinishReason",
     "InvalidRequest",
+    "LogitsProcessor",
     "ModelError",
     "Output",
     "Piece",

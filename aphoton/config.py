@@ -34,7 +34,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar kv_pages: pages of KV cache. Give this, or ``kv_memory``, or neither (sized from ``max_rows``).
     :ivar kv_memory: bytes of KV cache.
     :ivar page_size: tokens in a page.
-    :ivar max_step_tokens: prompt tokens that one step may prefill; a longer prompt has a step of its own.
+    :ivar max_step_tokens: prompt tokens that one step feeds at most, beside a token of each sequence that is past its
+        prompt; a longer prompt is computed in parts. Fewer make the pauses between tokens shorter while prompts arrive.
+    :ivar prefix_cache: keep the KV of prompts and answers for those that begin alike, while there is room.
     :ivar seed: seeds the requests that bring none, each with a stream of its own. None: from the system.
     """
 
@@ -50,6 +52,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     kv_memory: int | None = None
     page_size: int = 16
     max_step_tokens: int = 2048
+    prefix_cache: bool = True
     seed: int | None = None
 
     def __post_init__(self) -> None:
@@ -65,6 +68,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         check_int("max_waiting", self.max_waiting, 0, 1_000_000)
         check_int("page_size", self.page_size, 1, 1024)
         check_int("max_step_tokens", self.max_step_tokens, 1)
+        check_choice("prefix_cache", self.prefix_cache, (True, False))
         for name, most in (("max_model_len", 2**31 - 1), ("kv_pages", 2**31 - 2), ("kv_memory", 2**62)):
             if getattr(self, name) is not None:
                 check_int(name, getattr(self, name), 1, most)

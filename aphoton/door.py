@@ -1,9 +1,10 @@
 """`Door`: where requests wait for a place in the scheduler's queue."""
 
 import asyncio
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable
 
+from aphoton.completion import FinishReason
 from aphoton.config import Overload
 from aphoton.errors import EngineOverloaded
 from aphoton.scheduler import Scheduler, Sequence
@@ -22,7 +23,10 @@ class Door:
     - Somebody stands in line only while the queue is full: each place that comes free is given at once.
     - Who stands in line holds nothing else: no row, no page. So a waiter can be cancelled at any moment. In line, it is
       taken out of it; let in already, but not yet told, its sequence ends and what that frees goes to the next.
-    - Each waiter is let in, refused by `close`, or cancelled: nobody is forgotten.
+    - Each waiter is let in, refused by `close`, ended, or cancelled: nobody is forgotten.
+
+    A request's sequences come together and stand behind each other. It is told when the first is let in; those that
+    stand in line then are let in, or ended, as the others.
     """
 
     def __init__(self, scheduler: Scheduler, *, max_waiting: int, overload: Overload, wake: Callable[[], None]) -> None:
@@ -34,49 +38,71 @@ class Door:
         self._max_waiting = max_waiting
         self._overload = overload
         self._wake = wake
-        self._line: deque[tuple[asyncio.Future[None], Sequence]] = deque()
+        # Whoever comes first of a request has a future, by which it is told; the others have None.
+        self._line: OrderedDict[Sequence, asyncio.Future[None] | None] = OrderedDict()
         scheduler.on_room = self._open
 
     def __len__(self) -> int:
         """Those who stand in line."""
         return len(self._line)
 
-    async def enter(self, sequence: Sequence) -> None:
-        """Hand the sequence to the scheduler, when there is a place.
+    async def enter(self, *sequences: Sequence) -> None:
+        """Hand a request's sequences to the scheduler, when there is a place for the first of them.
 
-        :raises EngineOverloaded: when there is none, and nobody is to wait for one.
+        :raises EngineOverloaded: when there is not one for each, and nobody is to wait for one.
         :raises AphotonError: from `close`.
         """
-        if not self._line and not self._full():
-            self._let_in(sequence)
+        place: asyncio.Future[None] | None = None
+        for count, sequence in enumerate(sequences):
+            if not self._line and not self._full():
+                self._let_in(sequence)
+                continue
+            if self._overload == "raise":
+                for other in sequences[:count]:
+                    self._scheduler.abort(other)
+                few = f", and the request asks for {len(sequences)} outputs" if len(sequences) > 1 else ""
+                raise EngineOverloaded(f"{self._max_waiting} requests wait already (max_waiting){few}")
+            if not count:
+                place = asyncio.get_running_loop().create_future()
+            self._line[sequence] = place if not count else None
+        if place is None:
             return
-        if self._overload == "raise":
-            raise EngineOverloaded(f"{self._max_waiting} requests wait already (max_waiting)")
-        place: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        entry = (place, sequence)
-        self._line.append(entry)
         try:
             await place
-        except asyncio.CancelledError:
-            if entry in self._line:
-                self._line.remove(entry)
-            elif not place.cancelled() and place.exception() is None:  # it has been let in meanwhile
-                self._scheduler.abort(sequence)
+        except BaseException:
+            let_in = place.done() and not place.cancelled() and place.exception() is None
+            for count, sequence in enumerate(sequences):
+                if sequence in self._line:
+                    del self._line[sequence]
+                elif count or let_in:  # meanwhile
+                    self._scheduler.abort(sequence)
             raise
+
+    def finish(self, sequence: Sequence, reason: FinishReason | None, *, error: Exception | None = None) -> None:
+        """End a sequence that has not ended, of a request that has been let in, in line or past the door."""
+        if sequence in self._line:
+            del self._line[sequence]
+            self._scheduler.add(sequence)  # for no longer than it takes to end it as all others
+        self._scheduler.finish(sequence, reason, error=error)
 
     def close(self, error: Callable[[], Exception]) -> None:
         """Refuse those who stand in line, each with an ``error`` of its own. The door opens no more."""
         self._scheduler.on_room = None
         while self._line:
-            place, _ = self._line.popleft()
-            if not place.done():
+            sequence, place = self._line.popitem(last=False)
+            if place is None:
+                self._scheduler.add(sequence)
+                self._scheduler.finish(sequence, None, error=error())
+            elif not place.done():
                 place.set_exception(error())
 
     def _open(self) -> None:
         """Let in those who stand in line, as far as there is room."""
         while self._line and not self._full():
-            place, sequence = self._line.popleft()
-            if not place.done():  # cancelled, it only has not been told yet
+            sequence, place = self._line.popitem(last=False)
+            if place is None:
+                self._let_in(sequence)
+            elif not place.done():  # else it was cancelled, and only has not been told yet
                 place.set_result(None)
                 self._let_in(sequence)
 

@@ -15,20 +15,31 @@ import anyio.to_thread
 import msgspec
 
 from aphoton.checks import build, check_float
-from aphoton.completion import Completion
+from aphoton.choice import Choice
+from aphoton.completion import Completion, FinishReason
 from aphoton.config import EngineConfig
+from aphoton.constraints import Constraints
 from aphoton.device.base import Limits
 from aphoton.device.sim import SimModel
 from aphoton.door import Door
-from aphoton.errors import AphotonError, EngineClosed, EngineDead, InvalidRequest
+from aphoton.errors import AphotonError, DeadlineExceeded, EngineClosed, EngineDead, InvalidRequest
 from aphoton.loader import Loaded, load
 from aphoton.observe import Stats, Timeline
 from aphoton.progress import Progress
 from aphoton.request import Request
-from aphoton.sampling import SamplingParams
+from aphoton.sampling import GrammarCompiler, GrammarVocabulary, SamplingParams
 from aphoton.scheduler import Pipeline, Scheduler, Sequence
 from aphoton.stream import CompletionStream
-from aphoton.submission import Ids, Prompt, check_ids, encode_chat, encode_prompt, encode_text, make_sequence, off_loop
+from aphoton.submission import (
+    Ids,
+    Prompt,
+    check_ids,
+    encode_chat,
+    encode_prompt,
+    encode_text,
+    make_sequences,
+    off_loop,
+)
 from aphoton.turnstile import Turnstile
 
 __all__ = ["Engine", "Prompt"]
@@ -82,6 +93,7 @@ class Engine:
         self._scheduler: Scheduler | None = None
         self._pipeline: Pipeline | None = None
         self._door: Door | None = None
+        self._grammars: GrammarCompiler | None = None
         self._turnstile = Turnstile(SUBMISSIONS)
         self._seeds = random.Random(self.config.seed)
         self.timeline = Timeline()
@@ -145,6 +157,7 @@ class Engine:
             page_size=config.page_size,
             max_step_tokens=config.max_step_tokens,
             now=loaded.device.now,
+            prefix_cache=config.prefix_cache,
             check=os.environ.get("APHOTON_DEBUG", "0") not in ("", "0"),
         )
         pipeline = Pipeline(scheduler, loaded.device, depth=config.pipeline_depth, timeline=self.timeline)
@@ -197,6 +210,7 @@ class Engine:
         :raises InvalidRequest: a parameter that does not exist or cannot be; its ``field`` names it.
         :raises PromptTooLong: the prompt can never fit.
         :raises EngineOverloaded: the queue is full and the engine raises then.
+        :raises DeadlineExceeded: it has not ended within its ``deadline``.
         :raises EngineClosed: the engine is not running.
         :raises EngineDead: a device fault ended the engine.
         """
@@ -213,6 +227,7 @@ class Engine:
             params,
             sampling,
             continues=True,
+            text=prompt if isinstance(prompt, str) else None,
         )
 
     async def chat(
@@ -273,10 +288,11 @@ class Engine:
             running=scheduler.running,
             waiting=len(scheduler.waiting) + len(door) + len(self._turnstile),
             pages_free=scheduler.pool.free,
-            pages_cached=0,
-            pages_used=scheduler.pool.used,
+            pages_cached=scheduler.cache.idle,
+            pages_used=scheduler.pool.used - scheduler.cache.idle,
             zombies=scheduler.zombies,
             zombies_total=scheduler.zombies_total,
+            preemptions=scheduler.preemptions,
             steps=pipeline.steps,
             tokens=scheduler.tokens,
             launch_time=totals["launch"],
@@ -312,28 +328,72 @@ class Engine:
         sampling: dict[str, Any],
         *,
         continues: bool,
+        text: str | None = None,
     ) -> CompletionStream:
         checked = _merge(SamplingParams, params, sampling)
-        return CompletionStream(lambda: self._submit(encode, checked, continues), self._abort)
+        return CompletionStream(lambda: self._submit(encode, checked, continues, text), self._abort)
 
-    async def _submit(self, encode: Encode, params: SamplingParams, continues: bool) -> Request:
+    async def _submit(self, encode: Encode, params: SamplingParams, continues: bool, text: str | None) -> Request:
+        if params.deadline is None:
+            return await self._admit(encode, params, continues, text)
+        self._running()
+        assert self._loop is not None
+        until = self._loop.time() + params.deadline
+        request: Request | None = None
+        with anyio.CancelScope(deadline=until):
+            request = await self._admit(encode, params, continues, text)
+        if request is None:
+            raise DeadlineExceeded(f"the request was not admitted within its deadline of {params.deadline:g} seconds")
+        request.expire_at(until)
+        return request
+
+    async def _admit(self, encode: Encode, params: SamplingParams, continues: bool, text: str | None) -> Request:
         loaded = self._running()
         begin = loaded.device.now()
         await self._turnstile.enter()
         prompt = await encode(loaded)
+        constraints: Constraints | None = None
+        if params.has_rules:
+            vocab_size = loaded.device.limits.vocab_size
+            constraints = await Constraints.of(params, loaded.tokenizer, vocab_size, self._compiler(loaded))
+        if params.echo and text is None:
+            ids, tokenizer = prompt.tolist(), loaded.tokenizer
+            text = await off_loop(len(ids), lambda: tokenizer.decode(ids))
         self._running()  # it may have been closed meanwhile
         assert self._scheduler is not None and self._door is not None
-        sequence = make_sequence(
+        use = params.use_prefix_cache
+        sequences = make_sequences(
             prompt,
             params,
             loaded.device.limits,
             self._scheduler,
             draw_seed=lambda: self._seeds.getrandbits(64),
             submitted_at=begin,
+            shared=self.config.prefix_cache if use is None else use,
+            constraints=constraints,
         )
-        request = Request(sequence, params, loaded.tokenizer, continues=continues)
-        await self._door.enter(sequence)
+        grammar = None if constraints is None else constraints.grammar
+        echo = text if params.echo else None
+        choices = [
+            Choice(index, sequence, params, loaded.tokenizer, continues=continues, echo=echo, grammar=grammar)
+            for index, sequence in enumerate(sequences)
+        ]
+        request = Request(choices, self._end, deadline=params.deadline)
+        await self._door.enter(*sequences)
         return request
+
+    def _compiler(self, loaded: Loaded) -> GrammarCompiler:
+        if self._grammars is None:
+            tokenizer, limits = loaded.tokenizer, loaded.device.limits
+            vocabulary = GrammarVocabulary(
+                tokenizer.vocabulary.pieces,
+                special_ids=tokenizer.special_ids,
+                eos_ids=limits.eos_token_ids,
+                vocab_size=limits.vocab_size,
+                encode=lambda text: tokenizer.encode(text, add_special_tokens=False, parse_special=False),
+            )
+            self._grammars = GrammarCompiler(vocabulary)
+        return self._grammars
 
     def _wake(self) -> None:
         assert self._pipeline is not None
@@ -350,14 +410,23 @@ class Engine:
         except RuntimeError:
             here = False
         if here:
-            self._abort_here(request.sequence)
+            self._abort_here(request)
         elif self._loop is not None:
             with contextlib.suppress(RuntimeError):  # the loop is closed: nothing runs any more
-                self._loop.call_soon_threadsafe(self._abort_here, request.sequence)
+                self._loop.call_soon_threadsafe(self._abort_here, request)
 
-    def _abort_here(self, sequence: Sequence) -> None:
-        assert self._scheduler is not None
-        self._scheduler.abort(sequence)
+    def _abort_here(self, request: Request) -> None:
+        for choice in request.choices:
+            if not choice.sequence.finalized:
+                self._finish(choice.sequence, "abort")
+
+    def _end(self, sequence: Sequence, error: Exception) -> None:
+        self._finish(sequence, None, error=error)
+
+    def _finish(self, sequence: Sequence, reason: FinishReason | None, *, error: Exception | None = None) -> None:
+        # Without a door there is no engine any more, and nobody whose end is not out.
+        assert self._door is not None
+        self._door.finish(sequence, reason, error=error)
 
     # The loop
 
@@ -387,7 +456,7 @@ class Engine:
                 ready.set_exception(self._gone())
             # What is left of the engine holds no model: a second one fits in what this one used.
             self._loaded = None
-            self._pipeline = self._door = None
+            self._pipeline = self._door = self._grammars = None
 
     def _die(self, fault: BaseException) -> None:
         if self._state == "dead":

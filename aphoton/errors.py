@@ -2,6 +2,7 @@
 
 __all__ = [
     "AphotonError",
+    "DeadlineExceeded",
     "EngineClosed",
     "EngineDead",
     "EngineOverloaded",
@@ -44,6 +45,10 @@ class EngineClosed(AphotonError):
 
 class EngineDead(AphotonError):
     """A device fault ended the engine. ``__cause__`` is the fault; later calls raise this too."""
+
+
+class DeadlineExceeded(AphotonError, TimeoutError):
+    """A request had not ended when the seconds of its ``deadline`` were over."""
 
 
 class ModelError(AphotonError):

@@ -1,109 +1,147 @@
-"""`Request`: what a user asked, from its sequence's tokens to pieces and a completion."""
+"""`Request`: what a user asked, from its sequences' tokens to pieces and a completion."""
 
 import asyncio
-from collections.abc import Sequence as Many
+from collections.abc import Callable
+from functools import partial
 
-from aphoton.completion import Completion, Output, Piece, Timings, Usage
-from aphoton.errors import AphotonError
-from aphoton.sampling import SamplingParams
+from aphoton.choice import Choice
+from aphoton.completion import Completion, Piece, Timings, Usage
+from aphoton.errors import AphotonError, DeadlineExceeded
 from aphoton.scheduler import Sequence
-from aphoton.text import Detokenizer, StopStrings, Tokenizer
 
 __all__ = ["Request"]
 
 
 class Request:
-    """One sequence and the text of it, as far as its consumer has come.
+    """The choices of one prompt, which a consumer takes as they come, and which end together if one of them fails.
 
-    Text is made in the consumer's turn, once for all tokens since the last. Only a request with stop strings is
-    detokenized token by token in the tick, because its text decides when it ends.
+    :ivar choices: one, or ``n``, in the order of their indices.
+    :ivar ended: the last terminal piece, or an error, has been taken: nothing more will come.
     """
 
-    def __init__(self, sequence: Sequence, params: SamplingParams, tokenizer: Tokenizer, *, continues: bool) -> None:
-        """:param continues: the text goes on behind a prompt's, so that a leading space belongs to it."""
-        self.sequence = sequence
-        self.params = params
-        self._detokenizer = Detokenizer(tokenizer, continues=continues)
-        self._stops: StopStrings | None = None
-        if params.stop_strings:
-            self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
-            sequence.watch = self._watch
-        self._watched = ""  # text that `_watch` has made and no piece has carried
-        self._taken = 0  # tokens that pieces have carried
-        self._text: list[str] = []
-        self._ended = False  # the terminal piece has been taken
+    def __init__(
+        self, choices: list[Choice], end: Callable[[Sequence, Exception], None], *, deadline: float | None
+    ) -> None:
+        """:param end: ends a sequence that has not ended, wherever it is, with an error.
+        :param deadline: seconds that the request was given; see `expire_at`.
+        """
+        self.choices = choices
+        self.ended = False
+        self._first = choices[0]
+        self._alone = len(choices) == 1
+        self._end = end
+        self._turn = 0  # of the choice whose pieces are looked for first
+        self._left = len(choices)  # that have not ended
+        self._deadline = deadline
+        self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._loop = asyncio.get_running_loop()
-        sequence.on_end = self._wake
+        if self._alone and deadline is None:
+            self._first.sequence.on_end = self._wake
+        else:
+            for choice in choices:
+                choice.sequence.on_end = partial(self._count_end, choice.sequence)
 
     @property
-    def ended(self) -> bool:
-        """The terminal piece has been taken: nothing more will come."""
-        return self._ended
+    def finalized(self) -> bool:
+        """All of its sequences have ended."""
+        if self._alone:
+            return self._first.sequence.finalized
+        return all(choice.sequence.finalized for choice in self.choices)
+
+    def expire_at(self, when: float) -> None:
+        """End it with `DeadlineExceeded` at ``when`` on the loop's clock, if it has not ended by then."""
+        if self._left:
+            self._timer = self._loop.call_at(when, self._expire)
 
     def take(self) -> Piece | None:
-        """What has come since the last call; None when nothing has.
+        """What has come of one choice since it was last asked; None when nothing has.
 
-        :raises Exception: the sequence's error, once all that came before it has been taken.
+        Choices take turns, from the one behind that of the last piece.
+
+        :raises Exception: a sequence's error, once all that came before it has been taken.
         """
-        self._refuse_second()
-        sequence = self.sequence
-        tokens = sequence.output[self._taken :]
-        if self._ended or (not tokens and not sequence.finalized):
-            return None
-        if not tokens and sequence.error is not None:
-            self._ended = True
-            raise sequence.error
-        begin, self._taken = self._taken, self._taken + len(tokens)
-        last = sequence.finalized and sequence.error is None
-        text = self._show(tokens, last=last)
-        self._text.append(text)
-        self._ended = last
-        return Piece(
-            index=0,
-            text=text,
-            token_ids=tuple(tokens),
-            finish_reason=sequence.finish_reason if last else None,
-            logprobs=None if self.params.logprobs is None else tuple(sequence.logprobs[begin : self._taken]),
-        )
+        if self._waiter is not None:
+            self._refuse_second()
+        if self._alone:
+            first = self._first
+            piece = first.take()
+            if piece is None and first.sequence.error is not None:
+                self.ended = True
+                raise first.sequence.error
+            self.ended = first.ended
+            return piece
+        choices = self.choices
+        for choice in (*choices[self._turn :], *choices[: self._turn]):
+            piece = choice.take()
+            if piece is not None:
+                self._turn = (choice.index + 1) % len(choices)
+                self.ended = piece.finish_reason is not None and all(one.ended for one in choices)
+                return piece
+        error = self._error
+        if error is not None and self.finalized:
+            self.ended = True
+            raise error
+        return None
 
     def completion(self) -> Completion:
-        """The whole request, which has ended.
+        """The whole request, whose sequences have all ended.
 
-        :raises Exception: the sequence's error.
+        :raises Exception: a sequence's error.
         """
-        while not self._ended:
+        while not self.ended:
             self.take()
-        sequence = self.sequence
-        if sequence.error is not None:
-            raise sequence.error
-        assert sequence.finish_reason is not None
-        output = Output(
-            index=0,
-            text="".join(self._text),
-            token_ids=tuple(sequence.output),
-            finish_reason=sequence.finish_reason,
-            stop_reason=sequence.stop_reason,
-            logprobs=None if self.params.logprobs is None else tuple(sequence.logprobs),
+        if self._error is not None:
+            raise self._error
+        first = self._first.sequence
+        usage = Usage(
+            prompt_tokens=len(first.prompt),
+            completion_tokens=sum(len(choice.sequence.output) for choice in self.choices),
+            cached_tokens=first.cached,
         )
-        usage = Usage(prompt_tokens=len(sequence.prompt), completion_tokens=len(sequence.output))
-        return Completion(outputs=(output,), usage=usage, timings=self._timings())
+        return Completion(
+            outputs=tuple([choice.output() for choice in self.choices]),
+            usage=usage,
+            timings=self._timings(),
+            prompt_logprobs=self._first.prompt_logprobs,
+        )
 
     async def wait(self, *, tokens: bool) -> None:
-        """Wait for the end or, if ``tokens``, for the next token."""
-        if self.sequence.finalized or (tokens and self._taken < len(self.sequence.output)):
+        """Wait for the end of all or, if ``tokens``, for something to take."""
+        if not self._alone:
+            while not self._ready(tokens=tokens):
+                await self._wait(self.choices, tokens=tokens)
             return
+        first = self._first  # with as few calls as can be: this runs for every piece
+        if first.sequence.finished_at is None and not (tokens and first.taken < len(first.sequence.output)):
+            await self._wait(self.choices, tokens=tokens)
+
+    def _ready(self, *, tokens: bool) -> bool:
+        return self.finalized or (tokens and any(choice.news for choice in self.choices))
+
+    async def _wait(self, choices: list[Choice], *, tokens: bool) -> None:
+        """Until one of them has news, if ``tokens``, or ends."""
         if asyncio.get_running_loop() is not self._loop:
             raise AphotonError("this stream belongs to the event loop that it was started on")
         self._refuse_second()
-        self._waiter = self._loop.create_future()
+        waiter = self._waiter = self._loop.create_future()
         if tokens:
-            self.sequence.on_tokens = self._wake
+            for choice in choices:
+                if choice.sequence.finished_at is None:  # else nobody clears what would hold its consumer
+                    choice.sequence.on_tokens = self._wake
         try:
-            await self._waiter
+            await waiter
         finally:
             self._waiter = None
-            self.sequence.on_tokens = None
+            for choice in choices:
+                choice.sequence.on_tokens = None
+
+    @property
+    def _error(self) -> Exception | None:
+        """The error of one, and so of all."""
+        if self._alone:
+            return self._first.sequence.error
+        return next((one.sequence.error for one in self.choices if one.sequence.error is not None), None)
 
     def _refuse_second(self) -> None:
         """:raises AphotonError: while another task waits, for what this one would take from it."""
@@ -114,38 +152,40 @@ class Request:
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
-    def _watch(self, token: int) -> str | None:
-        """In the tick: the text of ``token``, and the stop string that it completes."""
-        assert self._stops is not None
-        text = self._detokenizer.push((token,))
-        if len(self.sequence.output) < self.params.min_tokens:
-            self._watched += text
-            return None
-        self._watched += self._stops.push(text)
-        return self._stops.hit
+    # Ends that concern others
 
-    def _show(self, tokens: Many[int], *, last: bool) -> str:
-        """The text of ``tokens`` that can be shown; all of it when they are the last."""
-        stop_reason = self.sequence.stop_reason
-        if self._stops is not None:
-            text, self._watched = self._watched, ""
-            if last and not isinstance(stop_reason, str):
-                text += self._stops.push(self._detokenizer.finish()) + self._stops.finish()
-            return text
-        if last and isinstance(stop_reason, int):
-            tokens = tokens[:-1]  # an end token has no text
-        text = self._detokenizer.push(tokens)
-        return text + self._detokenizer.finish() if last else text
+    def _count_end(self, sequence: Sequence) -> None:
+        """In the midst of a tick, most often: others are ended in a turn of their own."""
+        self._left -= 1
+        if not self._left and self._timer is not None:
+            self._timer.cancel()
+        if self._left and sequence.error is not None:
+            self._loop.call_soon(self._end_rest, sequence.error)
+        self._wake()
+
+    def _expire(self) -> None:
+        self._end_rest(DeadlineExceeded(f"the request has not ended within its deadline of {self._deadline:g} seconds"))
+
+    def _end_rest(self, error: Exception) -> None:
+        for choice in self.choices:
+            if not choice.sequence.finalized:
+                self._end(choice.sequence, error)
 
     def _timings(self) -> Timings:
-        sequence = self.sequence
-        begin, first, end = sequence.submitted_at, sequence.first_token_at, sequence.finished_at
-        assert end is not None
-        admitted = end if sequence.admitted_at is None else sequence.admitted_at
-        many = len(sequence.output)
+        """From its first token to its last, whichever choice they are of."""
+        sequences = [choice.sequence for choice in self.choices]
+        begin = sequences[0].submitted_at
+        ends = [s.finished_at for s in sequences if s.finished_at is not None]
+        admitted = [s.admitted_at for s in sequences if s.admitted_at is not None]
+        first = [s.first_token_at for s in sequences if s.first_token_at is not None]
+        spans = [
+            (s.finished_at - s.first_token_at, len(s.output) - 1)
+            for s in sequences
+            if s.first_token_at is not None and s.finished_at is not None and len(s.output) > 1
+        ]
         return Timings(
-            queued=admitted - begin,
-            ttft=None if first is None else first - begin,
-            total=end - begin,
-            itl=None if first is None or many < 2 else (end - first) / (many - 1),
+            queued=min(admitted, default=max(ends)) - begin,
+            ttft=min(first) - begin if first else None,
+            total=max(ends) - begin,
+            itl=sum(seconds for seconds, _ in spans) / sum(gaps for _, gaps in spans) if spans else None,
         )

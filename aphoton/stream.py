@@ -55,7 +55,8 @@ class CompletionStream:
     async def __anext__(self) -> Piece:
         """The next piece.
 
-        :raises StopAsyncIteration: after the piece that has a ``finish_reason``, and after `aclose`.
+        :raises StopAsyncIteration: after the piece that has a ``finish_reason`` (each of ``n`` outputs has one), and
+            after `aclose`.
         :raises AphotonError: what went wrong: at the first step what is wrong with the request, later `EngineDead`.
         """
         if self._closed:
@@ -107,7 +108,7 @@ class CompletionStream:
 
     def __del__(self) -> None:
         # Dropped with the request running: nobody can read it any more. Any thread may collect garbage.
-        if self._request is not None and not self._request.sequence.finalized:
+        if self._request is not None and not self._request.finalized:
             self._abort(self._request, collected=True)
 
     async def _open(self) -> Request:

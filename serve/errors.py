@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from aphoton import (
     AphotonError,
+    DeadlineExceeded,
     EngineClosed,
     EngineDead,
     EngineOverloaded,
@@ -91,6 +92,8 @@ def describe(error: Exception) -> Problem:
                 code="overloaded",
                 retry_after=RETRY_SECONDS,
             )
+        case DeadlineExceeded():
+            return Problem(status=504, message=str(error), kind="server_error", code="timeout")
         case EngineDead():
             log.error("a request to an engine that has died: %s", error)
             return Problem(status=503, message="the engine has died", kind="server_error", code="engine_dead")

@@ -194,7 +194,7 @@ class LocalStream:
                     index=output.index,
                     text=output.text,
                     finish_reason=output.finish_reason,
-                    scores=self._scores(output.logprobs),
+                    scores=self._scores(output.token_ids, output.logprobs),
                 )
                 for output in done.outputs
             ),
@@ -216,21 +216,23 @@ class LocalStream:
             index=piece.index,
             text=piece.text,
             finish_reason=piece.finish_reason,
-            scores=None if piece.logprobs is None else self._scores(piece.logprobs),
+            scores=self._scores(piece.token_ids, piece.logprobs),
         )
 
-    def _scores(self, logprobs: Sequence[TokenLogprob] | None) -> tuple[Score, ...] | None:
+    def _scores(
+        self, tokens: Sequence[int], logprobs: Sequence[TokenLogprob | None] | None
+    ) -> tuple[Score, ...] | None:
         if logprobs is None:
             return None
-        ids = [token for entry in logprobs for token in (entry.token_id, *(other for other, _ in entry.top))]
+        ids = list(tokens)
+        for entry in logprobs:
+            ids += [other for other, _ in entry.top] if entry is not None else ()
         names = dict(zip(ids, self._engine.token_bytes(ids), strict=True))
         return tuple(
-            Score(
-                names[entry.token_id],
-                entry.logprob,
-                tuple((names[other], value) for other, value in entry.top),
-            )
-            for entry in logprobs
+            Score(names[token], None)
+            if entry is None  # a prompt's first token
+            else Score(names[token], entry.logprob, tuple((names[other], value) for other, value in entry.top))
+            for token, entry in zip(tokens, logprobs, strict=True)
         )
 
     def _note(self, done: Completion) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
+from itertools import product
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args
@@ -18,6 +19,7 @@ from aphoton.cli.engine import cost_options, costs_of, engine_options, open_engi
 from aphoton.cli.figures import Figures
 from aphoton.cli.generate import MODEL_HELP
 from aphoton.cli.heartbeat import Heartbeat, beside, idle_heartbeat
+from aphoton.cli.interruption import ANSWER, measure_interruptions
 from aphoton.cli.lists import choices, integers
 from aphoton.cli.machine import Machine
 from aphoton.cli.memory import measure_memory
@@ -46,12 +48,19 @@ def bench(
         str | None,
         typer.Option(
             help="Streams at once, e.g. 1,8,32.",
-            show_default="1,8,32; 8 with --heartbeat or --memory; --max-rows with --soak",
+            show_default=(
+                "1,8,32; 8 with --heartbeat or --memory; --max-rows with --soak; "
+                "32 with --shared-prefix or --constrained"
+            ),
         ),
     ] = None,
     prompt_tokens: Annotated[
         int | None,
-        typer.Option(min=1, help="Of each request.", show_default="128; 32 with --memory; up to 1024 with --soak"),
+        typer.Option(
+            min=1,
+            help="Of each request.",
+            show_default="128; 32 with --memory; up to 1024 with --soak; 200 more than --shared-prefix",
+        ),
     ] = None,
     output_tokens: Annotated[
         int | None,
@@ -60,6 +69,22 @@ def bench(
     requests: Annotated[
         int | None,
         typer.Option(min=1, help="Requests of a round.", show_default="one per stream; 2000 with --memory"),
+    ] = None,
+    shared_prefix: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="TOKENS", help="With which all prompts begin; with the prefix cache and without."),
+    ] = None,
+    constrained: Annotated[
+        str | None,
+        typer.Option(metavar="PERCENT", help="Of the requests are JSON of a schema: one or several, e.g. 0,25,100."),
+    ] = None,
+    long_prompts: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="TOKENS",
+            help="Instead of speed: prompts of so many tokens arrive beside the streams, in chunks and whole.",
+        ),
     ] = None,
     stream: Annotated[bool, typer.Option(help="Consume token by token, or await completions.")] = True,
     dtype: Annotated[str, typer.Option(help="One or several to compare, e.g. float32,bfloat16.")] = "auto",
@@ -101,8 +126,17 @@ def bench(
     check_place("json", json)
     sim = settings.get("device") == "sim"
     streams = (
-        "8" if heartbeat or memory else str(settings.get("max_rows", EngineConfig().max_rows)) if soak else "1,8,32"
+        "32"
+        if shared_prefix or constrained
+        else "16"
+        if long_prompts
+        else "8"
+        if heartbeat or memory
+        else str(settings.get("max_rows", EngineConfig().max_rows))
+        if soak
+        else "1,8,32"
     )
+    prompt_default = shared_prefix + 200 if shared_prefix else 32 if memory else 1024 if soak else 128
     plan = Plan(
         model=model or ("sim" if sim else "smollm2"),
         settings=settings,
@@ -115,19 +149,42 @@ def bench(
         heartbeat=heartbeat,
         against=against,
         workload=Workload(
-            prompt_tokens=prompt_tokens or (32 if memory else 1024 if soak else 128),
+            prompt_tokens=prompt_tokens or prompt_default,
             output_tokens=output_tokens or (16 if memory else 256 if soak else 128),
             requests=requests or (2000 if memory else None),
             stream=stream,
             seed=seed,
+            shared_prefix=shared_prefix or 0,
         ),
+        constrained=[0] if constrained is None else integers("constrained", constrained, low=0, high=100),
     )
+    if against or memory or wakeup or soak:
+        _refuse("goes with nothing but speed", shared_prefix=shared_prefix, constrained=constrained)
+    if long_prompts:
+        _refuse(
+            "does not go with --long-prompts, which compares budgets of a step on one engine each",
+            against=against,
+            heartbeat=heartbeat,
+            memory=memory,
+            wakeup=wakeup,
+            soak=soak,
+            requests=requests,
+            stream=not stream,
+            shared_prefix=shared_prefix,
+            constrained=constrained,
+            dtype=len(plan.dtypes) > 1,
+            depth=len(plan.depths) > 1,
+            concurrency=len(plan.concurrency) > 1,
+        )
+    if shared_prefix:
+        _refuse("is what --shared-prefix compares", prefix_cache=settings.get("prefix_cache") is not None)
     if sim:
         _refuse(
             "means nothing on the simulated device",
             against=against,
             heartbeat=heartbeat,
             memory=memory,
+            long_prompts=long_prompts,
             dtype=dtype != "auto",
             kernels=settings.get("kernels"),
         )
@@ -155,7 +212,17 @@ def bench(
             depth=len(plan.depths) > 1,
             concurrency=len(plan.concurrency) > 1,
         )
-    work = _soak(plan, soak) if soak else _memory(plan) if memory else _wakeup(plan) if wakeup else _speed(plan)
+    work = (
+        _soak(plan, soak)
+        if soak
+        else _memory(plan)
+        if memory
+        else _wakeup(plan)
+        if wakeup
+        else _interruptions(plan, long_prompts)
+        if long_prompts
+        else _speed(plan)
+    )
     report = asyncio.run(work)
     report.show(out)
     if json is not None:
@@ -170,6 +237,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What to measure.
 
     :ivar costs: None but on the simulated device.
+    :ivar constrained: percentages of requests, to be compared.
     """
 
     model: str
@@ -183,6 +251,27 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     heartbeat: bool
     against: str | None
     workload: Workload
+    constrained: list[int]
+
+    @property
+    def workloads(self) -> list[tuple[str, Workload]]:
+        """What each engine does, by what it is called."""
+        if self.constrained == [0]:
+            return [("", self.workload)]
+        return [
+            (f"{share}% constrained", msgspec.structs.replace(self.workload, constrained=share))
+            for share in self.constrained
+        ]
+
+    @property
+    def caches(self) -> list[tuple[str, dict[str, Any]]]:
+        """Settings of the prefix cache to be compared, by what they are called.
+
+        Without shared prompts there is none, unless it is asked for: rounds repeat their prompts.
+        """
+        if not self.workload.shared_prefix:
+            return [("", {"prefix_cache": False})]
+        return [("no prefix cache", {"prefix_cache": False}), ("prefix cache", {"prefix_cache": True})]
 
     @property
     def device(self) -> str:
@@ -206,10 +295,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Entry:
-    """An engine that is measured, and what has been measured of it, by concurrency."""
+    """An engine that is measured with some work, and what has been measured of it, by concurrency."""
 
-    def __init__(self, engine: Engine, depth: int, concurrency: Iterable[int]) -> None:
+    def __init__(
+        self, engine: Engine, depth: int, concurrency: Iterable[int], *, workload: Workload, variant: str
+    ) -> None:
         self.engine = engine
+        self.workload = workload
+        self.variant = variant
         self.depth = depth
         self.dtype, self.kernels = engine.limits.dtype, engine.limits.kernels
         self.rounds: dict[int, list[Round]] = {streams: [] for streams in concurrency}
@@ -223,6 +316,7 @@ class Entry:
             kernels=self.kernels,
             depth=self.depth,
             heartbeat=Heartbeat.of(gaps) if gaps else None,
+            variant=self.variant,
         )
 
 
@@ -239,8 +333,9 @@ async def _speed(plan: Plan) -> Report:
             for entry in entries:
                 for streams in plan.concurrency:
                     engine = f"{entry.dtype or entry.kernels}, depth {entry.depth}"
+                    engine += f", {entry.variant}" if entry.variant else ""
                     say(f"round {number + 1} of {plan.rounds}: {engine}, {streams} streams")
-                    work = plan.workload.run(entry.engine, streams)
+                    work = entry.workload.afresh(number + 1).run(entry.engine, streams)
                     entry.rounds[streams].append(await (beside(work, entry.gaps[streams]) if plan.heartbeat else work))
             for peer in peers:
                 say(f"round {number + 1} of {plan.rounds}: transformers, {peer.dtype}")
@@ -291,6 +386,24 @@ async def _soak(plan: Plan, seconds: float) -> Report:
     return plan.report(machine=machine, soak=soak)
 
 
+async def _interruptions(plan: Plan, long_prompt: int) -> Report:
+    machine = Machine.here()
+    work, streams = plan.workload, plan.concurrency[0]
+    settings = {
+        "max_rows": streams + 1,
+        "max_model_len": max(long_prompt + ANSWER, work.prompt_tokens + work.output_tokens),
+        **plan.settings,
+        "dtype": plan.dtypes[0],
+        "pipeline_depth": plan.depths[0],
+        "prefix_cache": False,  # rounds repeat their prompts
+    }
+    budget = settings.pop("max_step_tokens", EngineConfig().max_step_tokens)
+    found = await measure_interruptions(
+        plan.model, settings, work, streams, long_prompt, budgets=[budget, long_prompt + streams * work.prompt_tokens]
+    )
+    return plan.report(machine=machine, interruptions=found)
+
+
 async def _wakeup(plan: Plan) -> Report:
     machine = Machine.here()
     return plan.report(machine=machine, wakeups=await measure_wakeups())
@@ -304,19 +417,21 @@ async def _entries(plan: Plan) -> AsyncIterator[list[Entry]]:
     room: dict[str, Any] = {"max_rows": widest}
     if "kv_memory" not in plan.settings:
         room["kv_pages"] = widest * -(-(work.prompt_tokens + work.output_tokens) // page_size)
-    warmup = msgspec.structs.replace(work, output_tokens=min(work.output_tokens, WARMUP_TOKENS))
     async with AsyncExitStack() as stack:
         entries = []
         for dtype in plan.dtypes:
-            for depth in plan.depths:
+            for depth, (cache_name, cache) in product(plan.depths, plan.caches):
                 model = plan.model if plan.costs is None else SimModel(costs=plan.costs)
-                settings = {**room, **plan.settings, "dtype": dtype, "pipeline_depth": depth}
+                settings = {**room, **cache, **plan.settings, "dtype": dtype, "pipeline_depth": depth}
                 engine = await open_engine(model, settings)
                 stack.push_async_callback(engine.aclose)
-                entries.append(Entry(engine, depth, plan.concurrency))
-                for _ in range(plan.warmup):
-                    for streams in plan.concurrency:
-                        await warmup.run(engine, streams)
+                for work_name, workload in plan.workloads:
+                    variant = ", ".join(name for name in (cache_name, work_name) if name)
+                    entries.append(Entry(engine, depth, plan.concurrency, workload=workload, variant=variant))
+                    warmup = msgspec.structs.replace(workload, output_tokens=min(work.output_tokens, WARMUP_TOKENS))
+                    for _ in range(plan.warmup):
+                        for streams in plan.concurrency:
+                            await warmup.run(engine, streams)
         yield entries
 
 

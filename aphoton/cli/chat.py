@@ -15,7 +15,7 @@ from anyio.from_thread import BlockingPortal, start_blocking_portal
 from aphoton import CompletionStream, Engine, InvalidRequest, PromptTooLong, SamplingParams
 from aphoton.checks import build
 from aphoton.cli.engine import engine_options, open_engine
-from aphoton.cli.generate import MODEL_HELP
+from aphoton.cli.generate import MODEL_HELP, NOT_TYPED
 from aphoton.cli.options import options
 from aphoton.cli.terminal import say, show
 
@@ -24,7 +24,9 @@ __all__ = ["chat"]
 Messages = list[dict[str, str]]
 
 
-@options(SamplingParams, "sampling", panel="Sampling", leave_out=("logprobs",))
+@options(
+    SamplingParams, "sampling", panel="Sampling", leave_out=(*NOT_TYPED, "logprobs", "prompt_logprobs", "echo", "n")
+)
 @engine_options("seed", "max_rows")
 def chat(
     model: Annotated[str, typer.Argument(help=f"A model with a chat template: {MODEL_HELP}")],

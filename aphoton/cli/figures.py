@@ -37,6 +37,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     """One engine at one concurrency.
 
     :ivar dtype, kernels, depth: of the engine; ``dtype`` is empty on ``sim``.
+    :ivar variant: what else is different: with the prefix cache or without, the share of constrained requests.
     :ivar tok_s: output tokens a second, prefill included: the median round.
     :ivar tok_s_rounds: each round's.
     :ivar measured_at: whether TTFT and ITL were taken where the consumer reads the stream, or are the engine's own.
@@ -79,6 +80,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     cpu_ms_per_step: float
     heartbeat: Heartbeat | None = None
     bound: Bound | None = None
+    variant: str = ""
 
     @classmethod
     def of(
@@ -89,6 +91,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
         kernels: str,
         depth: int,
         heartbeat: Heartbeat | None = None,
+        variant: str = "",
     ) -> "Figures":
         """The figures of at least one round, all at the same concurrency."""
         steps = sum(round_.steps for round_ in rounds)
@@ -123,6 +126,7 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
             cpu=sum(round_.cpu for round_ in rounds) / sum(round_.real for round_ in rounds),
             cpu_ms_per_step=sum(round_.cpu for round_ in rounds) / steps * 1e3,
             heartbeat=heartbeat,
+            variant=variant,
         )
 
 

@@ -6,17 +6,17 @@ from aphoton.checks import check_choice, check_int
 __all__ = ["choices", "integers"]
 
 
-def integers(field: str, text: str, *, high: int) -> list[int]:
+def integers(field: str, text: str, *, low: int = 1, high: int) -> list[int]:
     """The different numbers of a list.
 
-    :raises InvalidRequest: unless they are integers from 1 to ``high``.
+    :raises InvalidRequest: unless they are integers from ``low`` to ``high``.
     """
     try:
         values = [int(part) for part in text.split(",")]
     except ValueError:
         raise InvalidRequest(field, f"must be integers with commas between, not {text!r}") from None
     for value in values:
-        check_int(field, value, 1, high)
+        check_int(field, value, low, high)
     return list(dict.fromkeys(values))
 
 

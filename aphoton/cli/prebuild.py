@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # it brings torch
 
 __all__ = ["prebuild"]
 
-NO_MATTER = ("device", "kernels", "pipeline_depth", "kv_pages", "kv_memory", "max_step_tokens", "seed")
+NO_MATTER = ("device", "kernels", "pipeline_depth", "kv_pages", "kv_memory", "max_step_tokens", "prefix_cache", "seed")
 """Settings that no kernel is compiled for."""
 
 

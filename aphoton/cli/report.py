@@ -12,6 +12,7 @@ from aphoton.cli.comparison import PeerFigures, Ratio
 from aphoton.cli.costmodel import CostModel
 from aphoton.cli.figures import Figures, Spread
 from aphoton.cli.heartbeat import Heartbeat
+from aphoton.cli.interruption import Interruption
 from aphoton.cli.machine import Machine
 from aphoton.cli.memory import Memory
 from aphoton.cli.soak import Soak
@@ -50,6 +51,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     memory: Memory | None = None
     soak: Soak | None = None
     wakeups: list[Wakeup] = []
+    interruptions: list[Interruption] = []
     cost_model: CostModel | None = None
 
     def json(self) -> bytes:
@@ -63,8 +65,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         console.print(str(self.machine), highlight=False, style="dim", soft_wrap=True)
         if not self.wakeups:
             console.print(self._asked(), highlight=False, style="dim", soft_wrap=True)
-        for (dtype, kernels, depth), runs in groupby(self.runs, lambda run: (run.dtype, run.kernels, run.depth)):
-            engine = ", ".join(part for part in (dtype, f"{kernels} kernels", f"depth {depth}") if part)
+        for engine, runs in groupby(self.runs, _engine_in_full):
             self._show_runs(console, engine, list(runs))
         if self.idle_heartbeat is not None:
             _show_heartbeats(console, self.runs, self.idle_heartbeat)
@@ -78,6 +79,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             _show_soak(console, self.soak)
         if self.wakeups:
             _show_wakeups(console, self.wakeups)
+        if self.interruptions:
+            _show_interruptions(console, self.interruptions)
         if self.cost_model is not None:
             _show_cost_model(console, self.cost_model)
 
@@ -89,6 +92,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         else:
             text = f"prompts of {work.prompt_tokens} random tokens, {work.output_tokens} new tokens each, greedy"
             text += f", {'streamed' if work.stream else 'awaited'}"
+            if work.shared_prefix:
+                text += f"; the first {work.shared_prefix} tokens of all prompts of a round are the same"
             if self.memory is None:
                 text += f"; {self.rounds} round{'s' if self.rounds > 1 else ''}"
         if self.settings:
@@ -130,6 +135,37 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
                 str(run.zombies),
             )
         _print(console, phases)
+
+
+def _engine_in_full(run: Figures) -> str:
+    parts = (run.dtype, f"{run.kernels} kernels", f"depth {run.depth}", run.variant)
+    return ", ".join(part for part in parts if part)
+
+
+def _show_interruptions(console: Console, found: list[Interruption]) -> None:
+    table = _table(
+        f"{found[0].concurrency} streams, and long prompts that arrive beside them (ms)",
+        (
+            "prompt tokens in a step",
+            "long prompts",
+            "ITL p50",
+            "p99",
+            "max",
+            "TTFT of the long",
+            "tok/s of the streams",
+        ),
+    )
+    for one in found:
+        table.add_row(
+            str(one.budget),
+            str(one.prompts) if one.ttft is not None else "none",
+            f"{one.itl.p50:.2f}",
+            f"{one.itl.p99:.2f}",
+            f"{one.itl.max:.2f}",
+            _spread(one.ttft),
+            f"{one.tok_s:.0f}",
+        )
+    _print(console, table)
 
 
 def _show_heartbeats(console: Console, runs: list[Figures], idle: Heartbeat) -> None:
@@ -305,7 +341,7 @@ def _print(console: Console, table: Table) -> None:
 
 
 def _engine(run: Figures) -> str:
-    return f"{run.dtype} {run.kernels}, depth {run.depth}"
+    return f"{run.dtype} {run.kernels}, depth {run.depth}" + (f", {run.variant}" if run.variant else "")
 
 
 def _spread(spread: Spread | None) -> str:

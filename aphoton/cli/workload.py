@@ -14,6 +14,20 @@ from aphoton.observe import Recording, Span
 
 __all__ = ["Round", "Workload"]
 
+RECORD = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "pattern": "^[A-Z][a-z]+( [A-Z][a-z]+)*$"},
+        "age": {"type": "integer", "minimum": 0, "maximum": 120},
+        "kind": {"enum": ["cat", "dog", "bird"]},
+        "born": {"type": "string", "format": "date"},
+        "tags": {"type": "array", "items": {"enum": ["small", "old", "tame", "wild"]}, "maxItems": 3},
+    },
+    "required": ["name", "age", "kind", "born", "tags"],
+    "additionalProperties": False,
+}
+"""Of what constrained requests make a list: texts that end by themselves, numbers, fixed words."""
+
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts of random token ids, each continued greedily for a fixed number of tokens.
@@ -21,6 +35,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     :ivar prompt_tokens, output_tokens: of each request.
     :ivar requests: of a round, run by as many streams as there is concurrency. None: one for each stream.
     :ivar stream: consume token by token, as a chat does; else await completions.
+    :ivar shared_prefix: tokens with which all prompts of a round begin.
+    :ivar constrained: percent of the requests whose output is JSON of a schema, a list that is longer than they are.
     """
 
     prompt_tokens: int = 128
@@ -28,9 +44,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     requests: int | None = None
     stream: bool = True
     seed: int = 0
+    shared_prefix: int = 0
+    constrained: int = 0
 
     def __post_init__(self) -> None:
         check_int("prompt_tokens", self.prompt_tokens, 1)
+        check_int("shared_prefix", self.shared_prefix, 0, self.prompt_tokens - 1)
+        check_int("constrained", self.constrained, 0, 100)
         check_int("output_tokens", self.output_tokens, 1)
         if self.requests is not None:
             check_int("requests", self.requests, 1)
@@ -38,9 +58,22 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
 
     def prompt(self, index: int, vocab_size: int) -> list[int]:
         """The token ids of request ``index``: the same whoever runs it."""
-        random = np.random.default_rng((self.seed, index))
-        ids: list[int] = random.integers(vocab_size, size=self.prompt_tokens).tolist()
+        own = np.random.default_rng((self.seed, index))
+        ids: list[int] = own.integers(vocab_size, size=self.prompt_tokens - self.shared_prefix).tolist()
+        if self.shared_prefix:
+            ids = np.random.default_rng(self.seed).integers(vocab_size, size=self.shared_prefix).tolist() + ids
         return ids
+
+    def afresh(self, number: int) -> "Workload":
+        """The same with other prompts, if some of them is shared: what a cache knows of the last ones helps nobody."""
+        return msgspec.structs.replace(self, seed=self.seed + 1000 * number) if self.shared_prefix else self
+
+    def params(self, index: int) -> SamplingParams:
+        """What request ``index`` asks for. Those that are constrained are spread evenly."""
+        schema = None
+        if (index + 1) * self.constrained // 100 > index * self.constrained // 100:
+            schema = {"type": "array", "items": RECORD, "minItems": self.output_tokens}
+        return SamplingParams(max_tokens=self.output_tokens, ignore_eos=True, json_schema=schema)
 
     async def run(self, engine: Engine, concurrency: int, *, counts: bool = False) -> "Round":
         """Run a round: ``concurrency`` streams, each taking the next request when its last one has ended.
@@ -66,8 +99,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         return round_
 
     async def _client(self, engine: Engine, prompts: Iterator[tuple[int, list[int]]], round_: "Round") -> None:
-        params = SamplingParams(max_tokens=self.output_tokens, ignore_eos=True)
         for index, prompt in prompts:
+            params = self.params(index)
             if self.stream:
                 done = await _consume(engine, prompt, params, round_)
             else:

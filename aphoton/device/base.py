@@ -13,11 +13,12 @@ from anyio.abc import TaskStatus
 from numpy.typing import NDArray
 
 from aphoton.checks import check_int, check_ints
-from aphoton.sampling import RowSampling
+from aphoton.sampling import LogitsProcessor, RowSampling
 
-__all__ = ["INT32_MAX", "PENDING", "Batch", "Device", "Ints", "Limits", "Results"]
+__all__ = ["INT32_MAX", "PENDING", "Batch", "Device", "Ints", "Late", "Limits", "Results", "Scored", "Scores"]
 
 Ints = NDArray[np.int32]
+Floats = NDArray[np.float32]
 
 INT32_MAX = 2**31 - 1
 """Tokens, positions and pages are numbered in int32."""
@@ -52,6 +53,49 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(slots=True, kw_only=True)
+class Scored:
+    """A row whose tokens' own log-probabilities are asked for, in a launch that feeds (a part of) its prompt.
+
+    :ivar index: of the row in the batch.
+    :ivar targets: [m] ids, at most as many as the row feeds: what follows its first token, its second, ...
+    :ivar top: likeliest tokens to report at each place.
+    """
+
+    index: int
+    targets: Ints
+    top: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Scores:
+    """What was asked for with a `Scored`.
+
+    :ivar logprobs: [m] of the targets.
+    :ivar top_ids, top_logprobs: [m, top] the likeliest tokens, best first.
+    """
+
+    index: int
+    logprobs: Floats
+    top_ids: Ints
+    top_logprobs: Floats
+
+
+@dataclass(slots=True, kw_only=True)
+class Late:
+    """What the sampling of a step waits for: the host's part, made when the step before has been committed.
+
+    :ivar masked: [m] indices in the batch, each at most once.
+    :ivar masks: [m, ceil(vocab_size / 32)] uint32: bit t % 32 of word t // 32 says that token t may be sampled. In
+        place of what the row's `RowSampling.allowed` says.
+    :ivar processors: (index in the batch, processor, the row's output so far).
+    """
+
+    masked: Ints
+    masks: NDArray[np.uint32]
+    processors: list[tuple[int, LogitsProcessor, list[int]]] = field(default_factory=list)
+
+
+@dataclass(slots=True, kw_only=True)
 class Batch:
     """One launch: n rows, of which each feeds one or more tokens and gets one sampled token.
 
@@ -63,7 +107,11 @@ class Batch:
     :ivar counts: [n] tokens sampled for the row before this step: the counter of its random stream.
     :ivar tokens: [sum(lengths)] token ids row by row, or `PENDING` (only ever the single token of a decode row).
     :ivar new_pages: [k, 3] entries (row, index, page) of page tables that changed since the last launch.
-    :ivar admitted: sampler state of the rows that run for the first time.
+    :ivar admitted: sampler state of the rows that run for the first time since they were given to their sequence.
+    :ivar partial: [n] true where the row feeds a part of its prompt that is not the last: nothing is sampled for it,
+        and what stands in its place in the results means nothing.
+    :ivar late: [n] true where sampling takes what `Device.sample` brings. The others need not wait for that.
+    :ivar scored: rows that ask for log-probabilities of what they feed.
     """
 
     rows: Ints
@@ -72,7 +120,10 @@ class Batch:
     counts: Ints
     tokens: Ints
     new_pages: Ints
+    partial: NDArray[np.bool_]
+    late: NDArray[np.bool_]
     admitted: list[RowSampling] = field(default_factory=list)
+    scored: list[Scored] = field(default_factory=list)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -84,15 +135,19 @@ class Results:
     :ivar faulty: [n] true where the row's logits were not finite: its token means nothing.
     :ivar logprobs: [n] of the chosen token; None when no row of the step asked.
     :ivar top_ids, top_logprobs: [n, k] the likeliest tokens, best first, k the most that any row asked for.
+    :ivar scores: in the order of `Batch.scored`.
+    :ivar errors: what `Late.processors` raised, by index in the batch: the row's token means nothing.
     """
 
     tokens: Ints
     began: float
     ended: float
     faulty: NDArray[np.bool_] | None = None
-    logprobs: NDArray[np.float32] | None = None
+    logprobs: Floats | None = None
     top_ids: Ints | None = None
-    top_logprobs: NDArray[np.float32] | None = None
+    top_logprobs: Floats | None = None
+    scores: list[Scores] = field(default_factory=list)
+    errors: dict[int, Exception] = field(default_factory=dict)
 
 
 class Device(Protocol):
@@ -107,8 +162,12 @@ class Device(Protocol):
     def launch(self, slot: int, batch: Batch) -> None:
         """Enqueue the forward of ``batch``, or begin to: what is left follows while `results` are awaited."""
 
-    def sample(self, slot: int) -> None:
-        """Enqueue sampling of the slot's forward, and the copy of its results to the host, if `launch` has not."""
+    def sample(self, slot: int, late: Late | None = None) -> None:
+        """Enqueue sampling of the slot's forward, and the copy of its results to the host, if `launch` has not.
+
+        :param late: for the rows that are `Batch.late`, but for those that have ended meanwhile: what is sampled for
+            these means nothing. None when there are no others.
+        """
 
     async def results(self, slot: int) -> Results:
         """Await the slot's results through the event loop, which gets at least one turn even when they are there."""

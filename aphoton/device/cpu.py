@@ -5,8 +5,8 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 import anyio.to_thread
@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aphoton.attention import KVCache
-from aphoton.device.base import PENDING, Batch, Limits, Results
+from aphoton.device.base import PENDING, Batch, Late, Limits, Results, Scores
 from aphoton.memory import trim_memory
 from aphoton.models.step import StepInput
 from aphoton.sampling.sampler import Sampler
+from aphoton.sampling.scorer import Scorer
 
 __all__ = ["CpuDevice", "Model"]
 
@@ -31,6 +32,12 @@ class Model(Protocol):
     def forward(self, step: StepInput, kv: KVCache) -> Tensor:
         """[n, V] float32, the logits behind each row's last token."""
 
+    def forward_scored(
+        self, step: StepInput, kv: KVCache, scored: Mapping[int, int], take: Callable[[int, Tensor], None]
+    ) -> Tensor:
+        """The same. Besides, ``take`` is called with an index of ``scored`` and the [c, V] float32 logits behind the
+        next c tokens of that row, until it has had the first ``scored[index]`` of them."""
+
 
 @dataclass(slots=True)
 class _SlotState:
@@ -38,6 +45,7 @@ class _SlotState:
 
     batch: Batch | None = None
     logits: Tensor | None = None
+    scorers: list[Scorer] = field(default_factory=list)
     began: float = 0.0
     done: asyncio.Future[Results] | None = None
 
@@ -70,12 +78,12 @@ class CpuDevice:
         state = self._slots[slot]
         self._work.put(lambda: self._forward(state, batch))
 
-    def sample(self, slot: int) -> None:
+    def sample(self, slot: int, late: Late | None = None) -> None:
         state = self._slots[slot]
         assert self._loop is not None
         done: asyncio.Future[Results] = self._loop.create_future()
         state.done = done
-        self._work.put(lambda: self._sample(state, done))
+        self._work.put(lambda: self._sample(state, late, done))
 
     async def results(self, slot: int) -> Results:
         done = self._slots[slot].done
@@ -134,7 +142,15 @@ class CpuDevice:
                 self._sampler.admit(sampling)
             pages = batch.new_pages
             self._tables[pages[:, 0], pages[:, 1]] = pages[:, 2]
-            state.logits = self._model.forward(self._input(batch), self._kv)
+            if not batch.scored:
+                state.logits = self._model.forward(self._input(batch), self._kv)
+                return
+            state.scorers = [Scorer(torch.from_numpy(scored.targets), scored.top) for scored in batch.scored]
+            scorers = {scored.index: scorer for scored, scorer in zip(batch.scored, state.scorers, strict=True)}
+            counts = {scored.index: len(scored.targets) for scored in batch.scored}
+            state.logits = self._model.forward_scored(
+                self._input(batch), self._kv, counts, lambda index, logits: scorers[index].take(logits)
+            )
         except Exception as fault:
             self._fault = fault
 
@@ -153,22 +169,32 @@ class CpuDevice:
             host_lengths=batch.lengths,
         )
 
-    def _sample(self, state: _SlotState, done: asyncio.Future[Results]) -> None:
+    def _sample(self, state: _SlotState, late: Late | None, done: asyncio.Future[Results]) -> None:
         results: Results | None = None
         if self._fault is None:
             try:
-                results = self._sampled(state)
+                results = self._sampled(state, late)
             except Exception as fault:
                 self._fault = fault
         assert self._loop is not None
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody awaits anything any more
             self._loop.call_soon_threadsafe(_deliver, done, results, self._fault)
 
-    def _sampled(self, state: _SlotState) -> Results:
-        assert state.logits is not None and state.batch is not None
-        rows = state.batch.rows
-        sampled = self._sampler.sample(state.logits, rows, state.batch.counts)
+    def _sampled(self, state: _SlotState, late: Late | None) -> Results:
+        batch = state.batch
+        assert state.logits is not None and batch is not None
+        # A row of which nothing is sampled is sampled as row 0, which has no state to be touched and asks for nothing.
+        rows = np.where(batch.partial, np.int32(0), batch.rows) if batch.partial.any() else batch.rows
+        sampled = self._sampler.sample(
+            state.logits,
+            rows,
+            batch.counts,
+            masked=None if late is None else late.masked,
+            masks=None if late is None else late.masks,
+            processors=() if late is None else late.processors,
+        )
         state.logits = None
+        scorers, state.scorers = state.scorers, []
         tokens = sampled.tokens.numpy()
         self._last[rows] = tokens
         return Results(
@@ -179,6 +205,13 @@ class CpuDevice:
             logprobs=_numpy(sampled.logprobs),
             top_ids=None if sampled.top_ids is None else sampled.top_ids.numpy().astype(np.int32),
             top_logprobs=_numpy(sampled.top_logprobs),
+            scores=[
+                Scores(index=scored.index, logprobs=chosen.numpy(), top_ids=ids.numpy(), top_logprobs=values.numpy())
+                for scored, (chosen, ids, values) in zip(
+                    batch.scored, (scorer.scores() for scorer in scorers), strict=True
+                )
+            ],
+            errors=sampled.errors,
         )
 
 

@@ -15,7 +15,7 @@ from anyio.abc import TaskStatus
 from numpy.typing import NDArray
 
 from aphoton.checks import check_float, check_int, check_ints
-from aphoton.device.base import INT32_MAX, PENDING, Batch, Limits, Results
+from aphoton.device.base import INT32_MAX, PENDING, Batch, Late, Limits, Results, Scores
 from aphoton.errors import InvalidRequest
 from aphoton.sampling import RowSampling
 
@@ -98,7 +98,8 @@ class _SlotState:
     """What a slot's step may touch, from its launch until its results are read."""
 
     batch: Batch | None = None
-    pages: dict[int, int] = field(default_factory=dict)  # page -> row
+    pages: dict[int, set[int]] = field(default_factory=dict)  # page -> rows whose tables have it
+    written: dict[int, int] = field(default_factory=dict)  # page -> row
     owners: dict[int, int] = field(default_factory=dict)  # row -> how often the row has been admitted
     began: float = 0.0
     ended: float = 0.0
@@ -106,6 +107,8 @@ class _SlotState:
     sampled: bool = False
     executed: bool = False
     tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
+    faulty: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    masks: dict[int, NDArray[np.uint32]] = field(default_factory=dict)  # by index in the batch
 
 
 class SimDevice:
@@ -151,18 +154,22 @@ class SimDevice:
         state.batch = batch
         state.sampled = state.executed = False
         state.tokens = np.full(len(batch.rows), -1, np.int32)
-        state.owners = {row: self._admissions[row] for row in batch.rows.tolist()}
-        state.pages = {page: row for row in state.owners for page in self._tables[row].values()}
+        state.faulty = np.zeros(len(batch.rows), np.bool_)
+        state.masks = {}
+        self._note_touched(state, batch)
         self._refuse_shared(slot)
+        self._refuse_wrong_targets(batch)
         state.began = max(self._host, self._compute_free)
         self._compute_free = state.began + costs.forward + costs.forward_token * len(batch.tokens)
         self._queue.append(slot)
 
-    def sample(self, slot: int) -> None:
+    def sample(self, slot: int, late: Late | None = None) -> None:
         self._probe("sample")
         state, costs = self._slots[slot], self._model.costs
         if state.batch is None or state.sampled:
             raise SimFault(f"slot {slot} has no forward to sample")
+        if late is not None:
+            state.masks = self._checked_masks(state.batch, late)
         sampled = max(self._host, self._compute_free) + costs.sampling
         self._compute_free = state.ended = sampled
         self._copy_free = state.ready = max(sampled, self._copy_free) + costs.copy
@@ -180,8 +187,23 @@ class SimDevice:
         while not state.executed:  # steps run in the order of their launches
             self._execute(self._slots[self._queue.pop(0)])
         # A scripted token is certain: its log-probability is 0, and it has no alternatives.
-        logprobs = np.zeros(len(state.tokens), np.float32)
-        return Results(tokens=state.tokens, began=state.began, ended=state.ended, logprobs=logprobs)
+        assert state.batch is not None
+        return Results(
+            tokens=state.tokens,
+            began=state.began,
+            ended=state.ended,
+            faulty=state.faulty,
+            logprobs=np.zeros(len(state.tokens), np.float32),
+            scores=[
+                Scores(
+                    index=scored.index,
+                    logprobs=np.zeros(len(scored.targets), np.float32),
+                    top_ids=np.zeros((len(scored.targets), 0), np.int32),
+                    top_logprobs=np.zeros((len(scored.targets), 0), np.float32),
+                )
+                for scored in state.batch.scored
+            ],
+        )
 
     def release(self, slot: int) -> None:
         state = self._slots[slot]
@@ -215,33 +237,93 @@ class SimDevice:
             table = self._tables[row]
             for position, token in enumerate(tokens, start):
                 self._memory[table[position // self._page_size], position % self._page_size] = token
+            if batch.partial[index]:
+                self._last.pop(row, None)  # there is no token yet
+                continue
             history = tuple(
                 int(self._memory[table[p // self._page_size], p % self._page_size]) for p in range(start + length)
             )
-            token = self._choose(history, row, int(batch.counts[index]))
-            self._last[row] = state.tokens[index] = token
+            token = self._choose(history, row, int(batch.counts[index]), state.masks.get(index))
+            state.faulty[index] = token is None
+            self._last[row] = state.tokens[index] = 0 if token is None else token
         state.executed = True
 
-    def _choose(self, history: tuple[int, ...], row: int, count: int) -> int:
-        sampling = self._sampling[row]
+    def _choose(self, history: tuple[int, ...], row: int, count: int, mask: NDArray[np.uint32] | None) -> int | None:
+        """The script's token, or the next above it, around the end, that may be sampled; None when none may."""
+        sampling, size = self._sampling[row], self._model.vocab_size
         seed = sampling.seed if sampling.temperature > 0 else 0
-        token = self._model.script(history, seed, self._model.vocab_size)
-        if count < sampling.min_tokens:
-            while token in sampling.banned:
-                token = (token + 1) % self._model.vocab_size
-        return token
+        token = self._model.script(history, seed, size)
+        banned = sampling.banned if count < sampling.min_tokens else ()
+        if mask is None and sampling.allowed is None and token not in banned:
+            return token
+        if mask is not None:
+            may = np.unpackbits(mask.view(np.uint8), bitorder="little")[:size].astype(np.bool_)
+        else:
+            may = np.full(size, sampling.allowed is None)
+            may[list(sampling.allowed or ())] = True
+        may[[one for one in banned if one < size]] = False
+        allowed = np.flatnonzero(may)
+        if not len(allowed):
+            return None
+        return int(allowed[np.searchsorted(allowed, token) % len(allowed)])
+
+    # What the scheduler may not do
+
+    def _note_touched(self, state: _SlotState, batch: Batch) -> None:
+        state.owners = {row: self._admissions[row] for row in batch.rows.tolist()}
+        state.pages, state.written = {}, {}
+        for row in state.owners:
+            for page in self._tables[row].values():
+                state.pages.setdefault(page, set()).add(row)
+        for row, start, length in zip(batch.rows.tolist(), batch.starts.tolist(), batch.lengths.tolist(), strict=True):
+            for index in range(start // self._page_size, (start + length - 1) // self._page_size + 1):
+                state.written[self._tables[row][index]] = row
 
     def _refuse_shared(self, slot: int) -> None:
-        """A page or a row of this launch must not be another sequence's in a step that has not been read."""
+        """A page that is written is nobody else's, and a row is one sequence's, as far as steps not read yet go.
+
+        A page may be read by the launch after the one that writes it: steps run in the order of their launches.
+        """
         new, other = self._slots[slot], self._slots[1 - slot]
+        assert new.batch is not None
+        for page, row in new.written.items():
+            if new.pages[page] != {row}:
+                raise SimFault(f"page {page} is written for row {row} while another row of the launch has it")
         if other.batch is None:
             return
         for row, owner in new.owners.items():
             if other.owners.get(row, owner) != owner:
                 raise SimFault(f"row {row} was given away while a step in flight computes it")
-        for page, row in new.pages.items():
-            if other.pages.get(page, row) != row:
+        for page, row in new.written.items():
+            if other.pages.get(page, {row}) != {row}:
                 raise SimFault(f"page {page} was given to row {row} while a step in flight has it for another")
+        starts = dict(zip(new.batch.rows.tolist(), new.batch.starts.tolist(), strict=True))
+        for row, index, page in new.batch.new_pages.tolist():
+            fresh = index * self._page_size >= starts.get(row, 0)  # to be written, now or later: not shared
+            if fresh and other.pages.get(page, {row}) != {row}:
+                raise SimFault(f"page {page} was given to row {row} while a step in flight has it for another")
+
+    def _refuse_wrong_targets(self, batch: Batch) -> None:
+        begins = np.concatenate(([0], np.cumsum(batch.lengths)))
+        for scored in batch.scored:
+            fed = batch.tokens[begins[scored.index] : begins[scored.index + 1]]
+            count = len(scored.targets)
+            if not 0 < count <= len(fed) or (scored.targets[: len(fed) - 1] != fed[1 : count + 1]).any():
+                raise SimFault(f"the targets of row {batch.rows[scored.index]} are not what follows its tokens")
+
+    def _checked_masks(self, batch: Batch, late: Late) -> dict[int, NDArray[np.uint32]]:
+        words = -(-self._model.vocab_size // 32)
+        if late.processors:
+            raise SimFault("sim has no logits to process")
+        if late.masks.shape != (len(late.masked), words) or late.masks.dtype != np.uint32:
+            raise SimFault(f"masks of {late.masks.shape} {late.masks.dtype} for {len(late.masked)} rows")
+        masks = dict(zip(late.masked.tolist(), late.masks, strict=True))
+        if len(masks) < len(late.masked):
+            raise SimFault("two masks for one row")
+        for index in masks:
+            if not batch.late[index] or batch.partial[index]:
+                raise SimFault(f"a mask for row {batch.rows[index]}, which has none or is not sampled")
+        return {index: mask.copy() for index, mask in masks.items()}
 
     def _probe(self, call: str) -> None:
         if self._model.probe is not None:

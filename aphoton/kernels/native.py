@@ -5,7 +5,9 @@ import math
 import os
 import threading
 import weakref
+from collections.abc import Callable, Mapping
 from ctypes import Structure, byref, c_double, c_int, c_int64, c_void_p
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -27,6 +29,8 @@ NO_MEMORY = 1
 MOST_HEAD_DIM = 512
 MOST_GROUP = 64
 """Query heads that may share a KV head."""
+SCORED = 128
+"""Tokens of a row whose logits are made at once, where those of all are asked for."""
 
 
 class Step(Protocol):
@@ -45,6 +49,16 @@ class Step(Protocol):
     def lengths(self) -> Tensor: ...
     @property
     def tables(self) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Part:
+    """A step of `NativeDecoder`'s own."""
+
+    tokens: Tensor
+    starts: Tensor
+    lengths: Tensor
+    tables: Tensor
 
 
 class Pages(Protocol):
@@ -184,6 +198,38 @@ class NativeDecoder:
         if problem:
             raise ValueError(PROBLEMS[problem])
         return logits
+
+    def forward_scored(
+        self, step: Step, kv: Pages, scored: Mapping[int, int], take: Callable[[int, Tensor], None]
+    ) -> Tensor:
+        """`forward`, and logits behind more tokens than each row's last.
+
+        The tokens that are asked for go first, each as a row of its own with the pages of its row: all of a step's keys
+        and values are written before any of its queries looks at them, and how tokens are cut into rows changes no bit.
+
+        :param scored: by row's index in the step, how many of its first tokens.
+        :param take: called with the index and the [c, V] float32 logits of its next c tokens.
+        """
+        starts, lengths = step.starts.clone(), step.lengths.clone()
+        begins = lengths.cumsum(0) - lengths
+        left = torch.ones(len(step.tokens), dtype=torch.bool)
+        for index, count in scored.items():
+            begin, start = int(begins[index]), int(starts[index])
+            for at in range(0, count, SCORED):
+                end = min(at + SCORED, count)
+                part = _Part(
+                    tokens=step.tokens[begin + at : begin + end],
+                    starts=torch.arange(start + at, start + end, dtype=torch.int32),
+                    lengths=torch.ones(end - at, dtype=torch.int32),
+                    tables=step.tables[index].expand(end - at, -1).contiguous(),
+                )
+                take(index, self.forward(part, kv))
+            # A row's last token stays, for its logits: fed once more, it leaves the same keys and values.
+            done = min(count, int(lengths[index]) - 1)
+            left[begin : begin + done] = False
+            starts[index] += done
+            lengths[index] -= done
+        return self.forward(_Part(tokens=step.tokens[left], starts=starts, lengths=lengths, tables=step.tables), kv)
 
     def _set_layer(self, library: ctypes.CDLL, index: int, layer: LayerWeights, window: int | None) -> None:
         vectors = {

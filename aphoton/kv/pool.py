@@ -1,4 +1,4 @@
-"""`PagePool`: the KV pages, with reference counts and reservations."""
+"""`PagePool`: the KV pages, with reference counts."""
 
 __all__ = ["PagePool"]
 
@@ -6,7 +6,6 @@ __all__ = ["PagePool"]
 class PagePool:
     """Hands out page ids 1..pages-1; page 0 is padding and belongs to nobody.
 
-    A page is taken against a reservation made before, so that a sequence that was admitted can always run to its end.
     A page goes back when its last reference does. The page given back last is taken first: what is in use stays
     small and warm.
     """
@@ -18,7 +17,6 @@ class PagePool:
         self.pages = pages
         self._free = list(range(pages - 1, 0, -1))
         self._refs = [0] * pages  # not an array: they are few at a time
-        self._reserved = 0
 
     @property
     def usable(self) -> int:
@@ -27,7 +25,7 @@ class PagePool:
 
     @property
     def free(self) -> int:
-        """Pages that nobody holds, reserved or not."""
+        """Pages that nobody holds."""
         return len(self._free)
 
     @property
@@ -35,27 +33,9 @@ class PagePool:
         """Pages that somebody holds."""
         return self.usable - self.free
 
-    @property
-    def reserved(self) -> int:
-        """Free pages that are promised to somebody."""
-        return self._reserved
-
-    def reserve(self, count: int) -> bool:
-        """Promise ``count`` pages; False, and nothing changes, when so many are not left."""
-        if count > len(self._free) - self._reserved:
-            return False
-        self._reserved += count
-        return True
-
-    def unreserve(self, count: int) -> None:
-        """Give back a promise that was not used."""
-        assert 0 <= count <= self._reserved, (count, self._reserved)
-        self._reserved -= count
-
     def take(self, count: int) -> list[int]:
-        """Pages against a reservation, with one reference each."""
-        assert self._reserved >= count, "a page is taken against a reservation"
-        self._reserved -= count
+        """So many free pages, with one reference each."""
+        assert 0 <= count <= len(self._free), (count, len(self._free))
         if not count:
             return []
         pages = self._free[: -count - 1 : -1]
@@ -64,10 +44,11 @@ class PagePool:
             self._refs[page] = 1
         return pages
 
-    def retain(self, page: int) -> None:
-        """One more reference to a page that is held."""
-        assert self._refs[page] > 0, page
-        self._refs[page] += 1
+    def retain(self, pages: list[int]) -> None:
+        """One more reference to each of pages that are held."""
+        for page in pages:
+            assert self._refs[page] > 0, page
+            self._refs[page] += 1
 
     def release(self, pages: list[int]) -> None:
         """One reference less of each; at none a page is free."""

@@ -1,7 +1,7 @@
 """`Decoder`: the forward pass of Llama, Qwen2, Qwen3 and Mistral in torch."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -20,6 +20,9 @@ __all__ = ["ROPE_FACTORS", "Decoder", "DecoderLayer", "check_tensors", "tensor_s
 
 OWN_PAGES = 1 << 15
 """Values from which a weight is worth pages of its own."""
+
+SCORED = 128
+"""Tokens of a row whose logits are made at once, where those of all are asked for."""
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Name of the one tensor that Hugging Face's checkpoints do not have: a GGUF file's divisors of `Rope.inv_freq`."""
@@ -162,6 +165,26 @@ class Decoder:
         :param kv: of this model's layers, KV heads, head_dim, dtype and device.
         :returns: [n, V] float32, of each row's last token.
         """
+        x, last = self._layers(step, kv)
+        return self._logits(x if len(x) == len(step.starts) else x.index_select(0, last))
+
+    def forward_scored(
+        self, step: StepInput, kv: KVCache, scored: Mapping[int, int], take: Callable[[int, Tensor], None]
+    ) -> Tensor:
+        """`forward`, and logits behind more tokens than each row's last.
+
+        :param scored: by row's index in the step, how many of its first tokens.
+        :param take: called with the index and the [c, V] float32 logits of its next c tokens.
+        """
+        x, last = self._layers(step, kv)
+        for index, count in scored.items():
+            begin = int(step.host_lengths[:index].sum())
+            for at in range(begin, begin + count, SCORED):
+                take(index, self._logits(x[at : min(at + SCORED, begin + count)]))
+        return self._logits(x.index_select(0, last))
+
+    def _layers(self, step: StepInput, kv: KVCache) -> tuple[Tensor, Tensor]:
+        """[T, H] behind the layers, and [n] the place of each row's last token."""
         config = self.config
         attention = TorchAttention(kv)
         plan = attention.plan(step.host_starts, step.host_lengths, step.tables)
@@ -173,8 +196,10 @@ class Decoder:
             x = x + F.linear(attended, layer.o, layer.o_bias)
             gate, up = F.linear(self._norm(x, layer.post_norm), layer.gate_up).chunk(2, dim=-1)
             x = x + F.linear(F.silu(gate).mul_(up), layer.down)
-        if len(x) != len(step.starts):
-            x = x.index_select(0, plan.last)
+        return x, plan.last
+
+    def _logits(self, x: Tensor) -> Tensor:
+        """[c, V] float32 of [c, H]."""
         return F.linear(self._norm(x, self.final_norm), self.lm_head).float()
 
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """`FusedDecoder`: the forward pass of `Decoder` on CUDA, in fewer and fused kernels."""
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -86,6 +86,8 @@ class FusedDecoder:
         config = decoder.config
         self._decoder = decoder
         self._config = config
+        # As many as there may be rows: no more memory than log-probabilities of all rows take.
+        self._scored_tokens = max(16, max_rows)
         self._caches = [(layer[0], layer[1]) for layer in kv.data]
         cos, sin = decoder.rope.cos_sin(torch.arange(positions, device=decoder.device))
         self._rotation = torch.cat((cos, sin), dim=1).contiguous()
@@ -143,6 +145,7 @@ class FusedDecoder:
         planner: "PrefillPlanner",
         activations: Activations | None = None,
         run: Callable[[int], None] | None = None,
+        scored: Sequence[tuple[int, int, Callable[[Tensor], None]]] = (),
     ) -> Generator[None, None, Tensor]:
         """Prompts and single tokens together: `piece`, attention, `piece`, and so on.
 
@@ -151,9 +154,10 @@ class FusedDecoder:
         :param planner: with this step planned.
         :param activations: for as many tokens as the step has, or more. None: made here.
         :param run: runs a piece on them, which has been captured. None: it is enqueued here.
+        :param scored: (begin, end, take): ``take`` is called with the [c, V] logits of the next c of these tokens.
         :returns: [n, V] logits of each row's last token.
         """
-        config, decoder = self._config, self._decoder
+        config = self._config
         count = len(step.tokens)
         acts = self.activations(count) if activations is None else activations
         attended = acts.attended.view_as(acts.q)[:count]
@@ -168,10 +172,23 @@ class FusedDecoder:
             self.piece(self.pieces - 1, step, state, acts)
         else:
             run(self.pieces - 1)
-        added, x = acts.added[step.ends], acts.x[step.ends]
+        for begin, end, take in scored:
+            for at in range(begin, end, self.scored_tokens):
+                part = slice(at, min(at + self.scored_tokens, end))
+                take(self._logits(acts.added[part], acts.x[part].clone()))
+                yield
+        return self._logits(acts.added[step.ends], acts.x[step.ends])
+
+    def _logits(self, added: Tensor, x: Tensor) -> Tensor:
+        """[c, V] of [c, H] behind the last layer. ``x`` is overwritten."""
         normed = torch.empty_like(x)
-        add_rms_norm(added, x, decoder.final_norm, config.rms_norm_eps, normed)
-        return torch.nn.functional.linear(normed, decoder.lm_head)
+        add_rms_norm(added, x, self._decoder.final_norm, self._config.rms_norm_eps, normed)
+        return torch.nn.functional.linear(normed, self._decoder.lm_head)
+
+    @property
+    def scored_tokens(self) -> int:
+        """Tokens whose logits are made at once, where those of all are asked for."""
+        return self._scored_tokens
 
     @property
     def pieces(self) -> int:

@@ -15,6 +15,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     :ivar pages_used: pages that sequences hold; ``pages_free + pages_cached + pages_used`` is all of them.
     :ivar zombies: sequences that have ended while a step that computes them is in flight.
     :ivar zombies_total: rows computed for a sequence that had ended by the commit, so for nothing.
+    :ivar preemptions: times that a running sequence was set back for want of pages, to be computed anew.
     :ivar steps: steps committed.
     :ivar tokens: tokens given to requests.
     :ivar launch_time, wait_time, commit_time, sample_time: spent in each phase of the ticks; ``wait_time`` is the
@@ -30,6 +31,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     pages_used: int
     zombies: int
     zombies_total: int
+    preemptions: int
     steps: int
     tokens: int
     launch_time: float

@@ -1,12 +1,15 @@
 """`Sampler`: from logits to tokens, on the CPU."""
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aphoton.sampling.penalties import Penalties
+from aphoton.sampling.processor import LogitsProcessor
 from aphoton.sampling.row import RowSampling
 
 __all__ = ["Sampled", "Sampler"]
@@ -26,6 +29,7 @@ class Sampled:
     :ivar finite: [n] bool; false where the largest logit is NaN or infinite: the token means nothing then.
     :ivar logprobs: [n] float32 of the chosen tokens, before temperature and filters; None when no row asks.
     :ivar top_ids, top_logprobs: [n, k] the likeliest, best first, k the most that a row asks for; None when none does.
+    :ivar errors: what processors raised, by index.
     """
 
     tokens: Tensor
@@ -33,14 +37,34 @@ class Sampled:
     logprobs: Tensor | None
     top_ids: Tensor | None
     top_logprobs: Tensor | None
+    errors: dict[int, Exception] = field(default_factory=dict)
+
+
+class _Rules:
+    """What a row asks for that changes its logits, from the first token on.
+
+    :ivar allowed: [k] int64, the only ids; None: all.
+    """
+
+    def __init__(self, sampling: RowSampling) -> None:
+        self._bias = torch.tensor([token for token, _ in sampling.bias], dtype=torch.int64)
+        self._values = torch.tensor([value for _, value in sampling.bias], dtype=torch.float32)
+        self.allowed = None if sampling.allowed is None else torch.tensor(sampling.allowed, dtype=torch.int64)
+        self.penalties = Penalties(sampling) if sampling.penalized else None
+
+    def apply(self, logits: Tensor) -> None:
+        """Bias and penalties, to [V] logits in place."""
+        logits[self._bias] += self._values
+        if self.penalties is not None:
+            self.penalties.apply(logits)
 
 
 class Sampler:
     """The sampler state of all rows, and the draw.
 
-    Temperature, top-k, top-p, min-p in this order, as Hugging Face's processors, then one draw by inverting the
-    cumulative distribution. A row's random number depends on its seed and on how many tokens it has sampled, and on
-    nothing else: not on its neighbours, not on the step, not on the pipeline.
+    Bias, penalties, processors, masks and bans; then temperature, top-k, top-p, min-p in this order, as Hugging Face's
+    processors; then one draw by inverting the cumulative distribution. A row's random number depends on its seed and on
+    how many tokens it has sampled, and on nothing else: not on its neighbours, not on the step, not on the pipeline.
     """
 
     def __init__(self, *, max_rows: int) -> None:
@@ -53,6 +77,8 @@ class Sampler:
         self._min_tokens = np.zeros(size, np.int64)
         self._logprobs = np.full(size, -1, np.int64)
         self._banned: list[tuple[int, ...]] = [()] * size
+        self._ruled = np.zeros(size, np.bool_)
+        self._rules: dict[int, _Rules] = {}
 
     def admit(self, sampling: RowSampling) -> None:
         """Take the state of a row that begins."""
@@ -65,19 +91,51 @@ class Sampler:
         self._min_tokens[row] = sampling.min_tokens
         self._logprobs[row] = -1 if sampling.logprobs is None else sampling.logprobs
         self._banned[row] = sampling.banned
+        self._ruled[row] = sampling.ruled
+        if sampling.ruled:
+            self._rules[row] = _Rules(sampling)
+        else:
+            self._rules.pop(row, None)
 
-    def sample(self, logits: Tensor, rows: NDArray[np.int32], counts: NDArray[np.int32]) -> Sampled:
+    def sample(
+        self,
+        logits: Tensor,
+        rows: NDArray[np.int32],
+        counts: NDArray[np.int32],
+        *,
+        masked: NDArray[np.int32] | None = None,
+        masks: NDArray[np.uint32] | None = None,
+        processors: Sequence[tuple[int, LogitsProcessor, list[int]]] = (),
+    ) -> Sampled:
         """Choose a token for each row.
 
-        :param logits: [n, V] float32. Those of banned tokens are overwritten.
-        :param rows: [n] whose they are.
+        :param logits: [n, V] float32; what changes them does so in place.
+        :param rows: [n] whose they are. Row 0 is nobody's, and greedy: it may be here more than once.
         :param counts: [n] tokens sampled for the row before: the counter of its random stream.
+        :param masked, masks: [m] indices, and [m, ceil(V / 32)] which tokens these may have; see `Late`.
+        :param processors: (index, processor, the row's output so far).
         """
         wanted = int(self._logprobs[rows].max())
         normalizer = logits.logsumexp(dim=1) if wanted >= 0 else None
         top = logits.topk(min(wanted, logits.shape[1]), dim=1) if wanted > 0 else None
-        raw = logits.clone() if normalizer is not None and (counts < self._min_tokens[rows]).any() else logits
-        for index in np.flatnonzero(counts < self._min_tokens[rows]).tolist():
+        ruled = np.flatnonzero(self._ruled[rows]).tolist()
+        early = np.flatnonzero(counts < self._min_tokens[rows]).tolist()
+        masked = np.zeros(0, np.int32) if masked is None else masked
+        changed = ruled or early or len(masked) or processors
+        raw = logits.clone() if normalizer is not None and changed else logits
+        for index in ruled:
+            self._rules[rows[index]].apply(logits[index])
+        errors = _process(logits, processors)
+        if masks is not None and len(masked):
+            _mask(logits, masked, masks)
+        has_mask = set(masked.tolist())
+        for index in ruled:
+            allowed = self._rules[rows[index]].allowed
+            if allowed is not None and index not in has_mask:
+                values = logits[index, allowed]
+                logits[index] = -torch.inf
+                logits[index, allowed] = values
+        for index in early:
             logits[index, list(self._banned[rows[index]])] = -torch.inf
         best, tokens = logits.max(dim=1)
         drawn = np.flatnonzero(self._temperature[rows] > 0)
@@ -85,14 +143,21 @@ class Sampler:
             tokens = self._draw(logits, rows, counts)
         elif len(drawn):
             tokens[torch.from_numpy(drawn)] = self._draw(logits[torch.from_numpy(drawn)], rows[drawn], counts[drawn])
+        for index in ruled:
+            penalties = self._rules[rows[index]].penalties
+            if penalties is not None:
+                penalties.add(int(tokens[index]))
         if normalizer is None:
-            return Sampled(tokens=tokens, finite=best.isfinite(), logprobs=None, top_ids=None, top_logprobs=None)
+            return Sampled(
+                tokens=tokens, finite=best.isfinite(), logprobs=None, top_ids=None, top_logprobs=None, errors=errors
+            )
         return Sampled(
             tokens=tokens,
             finite=best.isfinite(),
             logprobs=raw.gather(1, tokens[:, None]).squeeze(1) - normalizer,
             top_ids=None if top is None else top.indices,
             top_logprobs=None if top is None else top.values - normalizer[:, None],
+            errors=errors,
         )
 
     def _draw(self, logits: Tensor, rows: NDArray[np.int32], counts: NDArray[np.int32]) -> Tensor:
@@ -116,6 +181,25 @@ class Sampler:
         if len(ranked) or min_p.any():
             probabilities = torch.where(probabilities >= threshold[:, None], probabilities, 0.0)
         return _invert(probabilities, uniform)
+
+
+def _process(logits: Tensor, processors: Sequence[tuple[int, LogitsProcessor, list[int]]]) -> dict[int, Exception]:
+    """Let processors change their rows of [n, V] logits. What they raise is theirs alone."""
+    errors: dict[int, Exception] = {}
+    for index, processor, output in processors:
+        try:
+            processor(output, logits[index])
+        except Exception as error:
+            errors[index] = error
+    return errors
+
+
+def _mask(logits: Tensor, masked: NDArray[np.int32], masks: NDArray[np.uint32]) -> None:
+    """What the masks do not allow becomes -inf in these rows of [n, V] logits."""
+    bits = np.unpackbits(np.ascontiguousarray(masks, "<u4").view(np.uint8), axis=1, bitorder="little")
+    kept = torch.from_numpy(bits[:, : logits.shape[1]]).bool()
+    rows = torch.from_numpy(masked.astype(np.int64))
+    logits[rows] = torch.where(kept, logits[rows], -torch.inf)
 
 
 def _least(probabilities: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:

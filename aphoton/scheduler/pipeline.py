@@ -5,6 +5,7 @@ from collections import deque
 
 from aphoton.device.base import Device
 from aphoton.observe import Timeline
+from aphoton.scheduler.latework import LateWork
 from aphoton.scheduler.scheduler import Scheduler
 from aphoton.scheduler.slot import Slot
 from aphoton.scheduler.step import Step
@@ -31,6 +32,7 @@ class Pipeline:
         self.inflight: deque[Step] = deque()
         self.steps = 0
         self._launches = 0
+        self._late = LateWork(scheduler)
         self._work = asyncio.Event()
         self._closing = False
 
@@ -58,7 +60,7 @@ class Pipeline:
 
     async def tick(self) -> None:
         """One turn: launch, commit what came before, finalize the sampling of what was launched."""
-        if self.inflight and self.inflight[-1].batch.admitted:
+        if self.inflight and self.inflight[-1].prompts:
             # A step with prompts takes the device a while: whoever has just got a token goes first.
             await asyncio.sleep(0)
         step = self._launch()
@@ -68,7 +70,7 @@ class Pipeline:
         while self.inflight and self.inflight[0] is not step:
             await self._commit(self.inflight[0])
         if step is not None:
-            self._sample(step)
+            await self._sample(step)
             if self.depth == 1:
                 await self._commit(step)
 
@@ -102,8 +104,9 @@ class Pipeline:
         self.timeline.add("commit", number, ready, self.device.now(), rows, tokens)
         self.timeline.add_device(number, results.began, results.ended, rows, tokens)
 
-    def _sample(self, step: Step) -> None:
+    async def _sample(self, step: Step) -> None:
         begin = self.device.now()
-        self.device.sample(step.slot.index)
+        late = await self._late.make(step) if self.scheduler.rows.lates and step.batch.late.any() else None
+        self.device.sample(step.slot.index, late)
         step.slot.sampled()
         self.timeline.add("sample", step.number, begin, self.device.now(), step.rows, step.tokens)

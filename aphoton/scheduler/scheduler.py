@@ -7,14 +7,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aphoton.completion import FinishReason, TokenLogprob
-from aphoton.device.base import PENDING, Batch, Limits, Results
+from aphoton.device.base import PENDING, Batch, Limits, Results, Scored, Scores
 from aphoton.errors import ModelError
-from aphoton.kv import PagePool, PageTable
+from aphoton.kv import CachedPage
+from aphoton.scheduler.holdings import Holdings
 from aphoton.scheduler.rows import Rows
 from aphoton.scheduler.sequence import Sequence
 from aphoton.scheduler.step import Step
+from aphoton.scheduler.waiting import Waiting
 
 __all__ = ["Scheduler"]
+
+SCORED_CHUNK = 512
+"""Tokens that a row feeds at once when they are scored: each has logits of its own then."""
+
+SHARED_PAGES = 4096
+"""Cached pages that newcomers take up in a step, about: each costs the host about a microsecond."""
 
 
 class Scheduler:
@@ -23,8 +31,15 @@ class Scheduler:
     Ends go one way, `finish`: the result is out at once (finalize early), the row and its pages go back when no step
     in flight computes them (free late). A sequence in between is a zombie; what steps compute for it is dropped.
 
-    :ivar waiting: sequences without a row, in the order of arrival.
+    When pages run out, the youngest of the least urgent is preempted: it waits again, in its old place, and what it
+    had is computed anew as if it were a prompt. Its row goes back as late as a zombie's, and what steps in flight have
+    sampled for it is dropped: its random stream is counted by tokens, so the same is sampled again. The oldest of the
+    most urgent is never preempted, and it fits alone, so somebody always comes to an end.
+
+    :ivar waiting: sequences without a row, in the order in which they get one; and preempted ones whose row is not
+        back yet.
     :ivar zombies_total: rows computed for a sequence that had ended by the commit.
+    :ivar preemptions: rows taken away for want of pages.
     :ivar tokens: tokens committed to sequences.
     :ivar on_room: called when a sequence has left ``waiting``, with a row or without, and when a row came back.
     """
@@ -37,21 +52,32 @@ class Scheduler:
         page_size: int,
         max_step_tokens: int,
         now: Callable[[], float],
+        prefix_cache: bool = True,
         check: bool = False,
     ) -> None:
-        """:param check: assert every invariant at each launch and commit (slow)."""
+        """
+        :param max_step_tokens: tokens of prompts that a step feeds at most.
+        :param prefix_cache: keep pages for what stands in them.
+        :param check: assert every invariant at each launch and commit (slow).
+        """
         self.limits = limits
         self.page_size = page_size
         self.max_step_tokens = max_step_tokens
         self.now = now
         self.rows = Rows(max_rows)
-        self.pool = PagePool(limits.pages)
-        self.tables = PageTable()
-        self.waiting: dict[Sequence, None] = {}
+        self.holdings = Holdings(self.rows, limits.pages, page_size=page_size, prefix_cache=prefix_cache)
+        self.pool, self.tables, self.cache = self.holdings.pool, self.holdings.tables, self.holdings.cache
+        self.waiting = Waiting()
         self.tokens = 0
         self.zombies_total = 0
+        self.preemptions = 0
         self.on_room: Callable[[], None] | None = None
+        self._arrivals = 0
+        self._prefilling: dict[Sequence, None] = {}  # active, and not all of what they began with is launched
+        self._leaders: dict[Sequence, tuple[Sequence, int]] = {}  # who waits for pages that another is computing
+        self._refused: tuple[int, int] | None = None  # the arrival of who found too little room last, and that room
         self._check = check
+        self._checks = 0
 
     # What there is
 
@@ -63,7 +89,7 @@ class Scheduler:
     @property
     def zombies(self) -> int:
         """Sequences that have ended and still hold their row."""
-        return self.rows.count - self.rows.free - self.running
+        return self.rows.count - self.rows.free - self.running - int(np.count_nonzero(self.rows.preempted))
 
     @property
     def idle(self) -> bool:
@@ -73,24 +99,35 @@ class Scheduler:
     @property
     def admissible(self) -> int:
         """Of those who wait, how many have rows and pages there for them now; and one more, if some are left."""
-        rows, pages, count = self.rows.free, self.pool.free - self.pool.reserved, 0
+        rows, pages, count = self.rows.free, self._room(), 0
         for sequence in self.waiting:
-            pages -= self.pages_for(len(sequence.prompt), sequence.limit)
+            pages -= self.pages_for(len(sequence.prompt) + len(sequence.output), 1)
             if count == rows or pages < 0:
                 return count
             count += 1
         return count + (rows > count and pages > 0)
 
     def pages_for(self, prompt: int, limit: int) -> int:
-        """Pages that a sequence needs to run to its end. Its last token is never fed, so it needs no place."""
-        return -(-(prompt + limit - 1) // self.page_size)
+        """Pages that a sequence needs to run to its end."""
+        return self.holdings.pages_for(prompt, limit)
+
+    def _room(self) -> int:
+        """Pages for newcomers: one for each of those who run is left alone, so that they are not preempted at once."""
+        return self.holdings.room - self.running
 
     # Arrivals and ends
 
     def add(self, sequence: Sequence) -> None:
-        """Put a new sequence behind those that wait. It must fit (`pages_for` at most ``pool.usable``)."""
+        """Put a new sequence behind those of its priority that wait.
+
+        It must fit (`pages_for` at most ``pool.usable``).
+        """
         assert self.pages_for(len(sequence.prompt), sequence.limit) <= self.pool.usable
-        self.waiting[sequence] = None
+        self._arrivals += 1
+        sequence.arrival = self._arrivals
+        if sequence.namespace is not None:
+            self.cache.enter(sequence.namespace)
+        self.waiting.add(sequence)
 
     def finish(
         self,
@@ -106,17 +143,25 @@ class Scheduler:
         sequence.stop_reason = stop_reason
         sequence.error = error
         sequence.finished_at = self.now()
-        if sequence.row:
-            self.rows.active[sequence.row] = False
-            if self.rows.refs[sequence.row] == 0:
+        row = sequence.row
+        waits = not row or bool(self.rows.preempted[row])
+        if waits:
+            self._leave_queue(sequence)
+        if row:
+            self.rows.deactivate(row)
+            self.rows.preempted[row] = False
+            self._prefilling.pop(sequence, None)
+            if self.rows.refs[row] == 0:
                 self._release(sequence)
-        else:
-            del self.waiting[sequence]
+        elif sequence.namespace is not None:
+            self.cache.leave(sequence.namespace)
+        if waits:
             self._tell_room()
         if sequence.on_end is not None:
             sequence.on_end()
         # They hold whoever consumes the sequence, who holds it: a circle that only the garbage collector would break.
         sequence.on_end = sequence.on_tokens = sequence.watch = None
+        sequence.masker = sequence.processor = None
 
     def abort(self, sequence: Sequence) -> None:
         """End ``sequence`` because nobody wants it any more. Nothing happens when it has ended already."""
@@ -133,138 +178,395 @@ class Scheduler:
         if self.on_room is not None:
             self.on_room()
 
+    def _leave_queue(self, sequence: Sequence) -> None:
+        self.waiting.remove(sequence)
+        self._leaders.pop(sequence, None)
+        self._refused = None
+
     def _release(self, sequence: Sequence) -> None:
-        row = sequence.row
-        self.pool.release(self.tables.clear(row))
-        self.pool.unreserve(int(self.rows.reserved[row]))
-        self.rows.release(row)
+        """Take back the row of a sequence that has ended or is preempted, and all that it holds."""
+        ended, private = sequence.finalized, sequence.namespace is not None
+        keep = self.holdings.caches(sequence) and not (ended and private and self.cache.alone(sequence.namespace))
+        self.holdings.release(sequence, keep=keep, sound=not isinstance(sequence.error, ModelError))
+        self.rows.release(sequence.row)
+        if ended and private:
+            self.cache.leave(sequence.namespace)
         self._tell_room()
+
+    def _preempt(self, sequence: Sequence) -> None:
+        row = sequence.row
+        self.rows.deactivate(row)
+        self.rows.preempted[row] = True
+        self._prefilling.pop(sequence, None)
+        self.waiting.put_back(sequence)
+        self.preemptions += 1
+        if self.rows.refs[row] == 0:
+            self._release(sequence)
 
     # Launch
 
     def next_batch(self) -> tuple[Batch, list[Sequence]] | None:
         """Choose the rows of the next launch, and count it against them. None when no row has anything to do.
 
-        Running sequences first, each with its last token wherever that is by now; then newcomers with their prompts, in
-        the order of arrival, while rows, pages and the step's tokens last. An end that can be foreseen (``limit``)
-        takes no further launch, so it makes no zombie.
+        Running sequences first, each with its last token wherever that is by now; then those whose prompts have been
+        begun, and newcomers with theirs, while rows, pages and the step's tokens last. An end that can be foreseen
+        (``limit``) takes no further launch, so it makes no zombie.
         """
         rows = self.rows
-        decode = np.flatnonzero(rows.active & (rows.launched < rows.limit)).astype(np.int32)
-        newcomers = self._admit()
-        if not len(decode) and not newcomers:
-            return None
+        decode = np.flatnonzero(rows.decoding & (rows.launched < rows.limit)).astype(np.int32)
         starts = rows.context[decode]
-        self._take_pages(decode[starts % self.page_size == 0])
-        chosen, lengths = decode, np.ones(len(decode), np.int32)
-        tokens = np.full(len(decode), PENDING, np.int32)
-        if newcomers:
-            chosen = np.concatenate((decode, np.array([s.row for s in newcomers], np.int32)))
-            lengths = np.concatenate((lengths, np.array([len(s.prompt) for s in newcomers], np.int32)))
-            starts = np.concatenate((starts, np.zeros(len(newcomers), np.int32)))
-            tokens = np.concatenate((tokens, *(s.prompt for s in newcomers)))
-        batch = Batch(
+        full = decode[starts % self.page_size == 0]
+        tight = len(full) > self.pool.free
+        if tight:
+            decode, full, tight = self._make_room(decode, full)
+            starts = rows.context[decode]
+        if len(full):
+            self.holdings.extend(full)
+        newcomers: list[Sequence] = []
+        chunks: list[tuple[Sequence, int]] = []
+        if self._prefilling or (self.waiting and rows.free and not tight):
+            budget = self._go_on(chunks)
+            if not tight:
+                newcomers = self._admit(chunks, budget)
+        if not len(decode) and not chunks:
+            return None
+        batch = self._batch(decode, starts, chunks, newcomers)
+        rows.context[batch.rows] += batch.lengths
+        rows.launched[batch.rows] += ~batch.partial if chunks else 1
+        rows.refs[batch.rows] += 1
+        for sequence, _ in chunks:
+            self._chunk_launched(sequence)
+        if self._check:
+            self.check()
+        sequences = [rows.sequences[row] for row in batch.rows.tolist()]
+        return batch, cast("list[Sequence]", sequences)  # whoever runs has a row
+
+    def _batch(
+        self,
+        decode: NDArray[np.int32],
+        starts: NDArray[np.int32],
+        chunks: list[tuple[Sequence, int]],
+        newcomers: list[Sequence],
+    ) -> Batch:
+        rows = self.rows
+        count = len(decode)
+        chosen, lengths = decode, np.ones(count, np.int32)
+        tokens, partial = np.full(count, PENDING, np.int32), np.zeros(count, np.bool_)
+        scored: list[Scored] = []
+        if chunks:
+            more = np.array([s.row for s, _ in chunks], np.int32)
+            fed = np.array([length for _, length in chunks], np.int32)
+            begin = rows.context[more]
+            known = [rows.known[row] for row in more.tolist()]
+            ends = begin + fed
+            chosen = np.concatenate((decode, more))
+            lengths = np.concatenate((lengths, fed))
+            starts = np.concatenate((starts, begin))
+            parts = [all_[a:b] for all_, a, b in zip(known, begin.tolist(), ends.tolist(), strict=True)]
+            tokens = np.concatenate((tokens, *parts))
+            last = ends == np.array([len(one) for one in known], np.int32)
+            partial = np.concatenate((partial, ~last | (rows.limit[more] == 0)))
+            for index, (sequence, length) in enumerate(chunks, count):
+                if sequence.prompt_logprobs is not None:
+                    start = int(starts[index])
+                    targets = sequence.prompt[start + 1 : start + length + 1]
+                    if len(targets) and start >= rows.scored[sequence.row]:
+                        scored.append(Scored(index=index, targets=targets, top=sequence.prompt_logprobs))
+        return Batch(
             rows=chosen,
             starts=starts,
             lengths=lengths,
             counts=rows.launched[chosen],
             tokens=tokens,
             new_pages=self.tables.drain(),
+            partial=partial,
+            late=rows.late[chosen] & ~partial if rows.lates else np.zeros(len(chosen), np.bool_),
             admitted=[s.sampling for s in newcomers],
+            scored=scored,
         )
-        rows.context[chosen] += lengths
-        rows.launched[chosen] += 1
-        rows.refs[chosen] += 1
-        if self._check:
-            self.check()
-        sequences = [rows.sequences[row] for row in chosen.tolist()]
-        return batch, cast("list[Sequence]", sequences)  # whoever runs has a row
 
-    def _admit(self) -> list[Sequence]:
-        """Give rows and pages to those who wait, in the order of arrival: nobody overtakes one that does not fit."""
-        newcomers: list[Sequence] = []
+    def _chunk_launched(self, sequence: Sequence) -> None:
+        row = sequence.row
+        if self.rows.context[row] == len(self.rows.known[row]):
+            self.rows.decoding[row] = True
+            del self._prefilling[sequence]
+        self.holdings.filled(sequence)
+
+    # Prompts
+
+    def _go_on(self, chunks: list[tuple[Sequence, int]]) -> int:
+        """Feed those whose prompts have been begun; the tokens that are left of the step's."""
         budget = self.max_step_tokens
-        while self.waiting and self.rows.free:
-            sequence = next(iter(self.waiting))
-            length = len(sequence.prompt)
-            needed = self.pages_for(length, sequence.limit)
-            if (newcomers and length > budget) or not self.pool.reserve(needed):
+        for sequence in sorted(self._prefilling, key=_order):
+            if not budget:
                 break
+            length = self._length(sequence, budget)
             budget -= length
-            row = self.rows.assign(sequence)
-            sequence.sampling.row = row
-            sequence.admitted_at = self.now()
-            pages = -(-length // self.page_size)
-            self.tables.extend(row, self.pool.take(pages))
-            self.rows.reserved[row] = needed - pages
-            del self.waiting[sequence]
+            chunks.append((sequence, length))
+        return budget
+
+    def _length(self, sequence: Sequence, budget: int) -> int:
+        """Tokens that it feeds next."""
+        row = sequence.row
+        start, scored = int(self.rows.context[row]), self.rows.scored[row]
+        length = min(len(self.rows.known[row]) - start, budget)
+        if sequence.prompt_logprobs is not None and max(start, scored) < len(sequence.prompt) - 1:
+            # What has been scored before a preemption is not scored again.
+            length = min(length, scored - start if start < scored else SCORED_CHUNK)
+        return length
+
+    def _admit(self, chunks: list[tuple[Sequence, int]], budget: int) -> list[Sequence]:
+        """Give rows and pages to those who wait, in their order: nobody overtakes one that does not fit.
+
+        Who begins with pages that are just being computed waits for them. It keeps its claim to a row and to pages, so
+        whoever goes first meanwhile takes nothing from it.
+        """
+        newcomers: list[Sequence] = []
+        held_back: set[Sequence] = set()
+        claimed = shared = 0
+        heads: dict[tuple[CachedPage, bytes], Sequence] | None = None
+        while budget and self.rows.free > len(held_back) and shared < SHARED_PAGES:
+            sequence = next((one for one in self.waiting if one not in held_back), None)
+            if sequence is None or sequence.row:  # preempted, and a step in flight has its row
+                break
+            room = self._room() - claimed
+            if self._refused == (sequence.arrival, room):
+                break
+            if self._follows(sequence):
+                held_back.add(sequence)
+                claimed += self._claim(sequence)
+                continue
+            known = sequence.known
+            path = self.holdings.match(sequence, known, self._followed(sequence))
+            if heads is None:
+                heads = {}
+                for other in self._prefilling:
+                    self._put_head(heads, other)
+            if self._follow(sequence, known, path, heads):
+                held_back.add(sequence)
+                claimed += self._claim(sequence)
+                continue
+            if self.holdings.needed(sequence, known, path) > room:
+                self._refused = (sequence.arrival, room)
+                break
+            self._seat(sequence, path)
+            self._put_head(heads, sequence)
+            length = self._length(sequence, budget)
+            budget -= length
+            shared += len(path)
+            chunks.append((sequence, length))
             newcomers.append(sequence)
             self._tell_room()
         return newcomers
 
-    def _take_pages(self, rows: NDArray[np.int32]) -> None:
-        """The next page of each row."""
-        for row, page in zip(rows.tolist(), self.pool.take(len(rows)), strict=True):
-            self.tables.append(row, page)
-        self.rows.reserved[rows] -= 1
+    def _seat(self, sequence: Sequence, path: list[CachedPage]) -> None:
+        sampling = sequence.sampling
+        sampling.row = self.rows.assign(sequence)
+        if sampling.penalized:
+            sampling.output = tuple(sequence.output)
+        self.holdings.seat(sequence, path)
+        if sequence.admitted_at is None:
+            sequence.admitted_at = self.now()
+            sequence.cached = int(self.rows.context[sequence.row])
+        self._leave_queue(sequence)
+        self._prefilling[sequence] = None
+
+    # Prompts that begin alike
+
+    def _put_head(self, heads: dict[tuple[CachedPage, bytes], Sequence], sequence: Sequence) -> None:
+        """Note the page that ``sequence`` computes next, if others can have it then."""
+        row, size = sequence.row, self.page_size
+        path, known = self.rows.paths[row], self.rows.known[row]
+        begin = len(path) * size
+        if self.rows.growing[row] and begin + size <= len(known):
+            key = known[begin : begin + size].tobytes()
+            heads[path[-1] if path else self.holdings.root(sequence), key] = sequence
+
+    def _follow(
+        self,
+        sequence: Sequence,
+        known: NDArray[np.int32],
+        path: list[CachedPage],
+        heads: dict[tuple[CachedPage, bytes], Sequence],
+    ) -> bool:
+        """Let it wait for whoever computes its next page."""
+        size, most = self.page_size, self.holdings.most(sequence, known)
+        begin = len(path) * size
+        if len(path) >= most or not heads:
+            return False
+        key = known[begin : begin + size].tobytes()
+        leader = heads.get((path[-1] if path else self.holdings.root(sequence), key))
+        if leader is None:
+            return False
+        its = self.rows.known[leader.row]
+        alike = known[: most * size][: len(its)] == its[: most * size]
+        count = len(alike) if alike.all() else int(alike.argmin())
+        self._leaders[sequence] = (leader, count // size)
+        return True
+
+    def _follows(self, sequence: Sequence) -> bool:
+        """Whether it waits for pages that are still to come."""
+        if sequence not in self._leaders:
+            return False
+        leader, count = self._leaders[sequence]
+        row = leader.row
+        return leader in self._prefilling and self.rows.growing[row] and len(self.rows.paths[row]) < count
+
+    def _followed(self, sequence: Sequence) -> list[CachedPage]:
+        """What it has waited for, as far as that is there."""
+        if sequence not in self._leaders:
+            return []
+        leader, count = self._leaders.pop(sequence)
+        path = self.rows.paths[leader.row][:count] if leader.row else []
+        return [] if path and path[-1].parent is None else path
+
+    def _claim(self, sequence: Sequence) -> int:
+        """Pages that it will need beside those that it waits for."""
+        pages = self.pages_for(len(sequence.prompt) + len(sequence.output), 1)
+        return pages - self._leaders[sequence][1] + 1
+
+    # Pages
+
+    def _make_room(
+        self, decode: NDArray[np.int32], full: NDArray[np.int32]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], bool]:
+        """Free a page for each row of ``full``: from the cache, and then by preemption.
+
+        What a preempted row had is free only when no step in flight computes it: rows that go without a page until then
+        miss this step.
+
+        :returns: those of ``decode`` that run, those of ``full`` that get a page, and whether pages are short.
+        """
+        rows, preemptions = self.rows, self.preemptions
+        while True:
+            full = full[rows.active[full]]
+            lack = len(full) - self.pool.free
+            lack -= self.cache.evict(lack)
+            if lack <= 0:
+                break
+            ends = rows.decoding & (rows.launched >= rows.limit)  # with the steps in flight
+            taken = [row for row, sequence in enumerate(rows.sequences) if sequence is not None]
+            staying = [row for row in taken if rows.active[row] and not ends[row]]
+            if lack <= self.holdings.coming([row for row in taken if row not in staying], staying):
+                break
+            self._preempt(max((rows.holder(row) for row in staying), key=_order))
+        decode = decode[rows.active[decode]]
+        if lack > 0:
+            order = sorted(full.tolist(), key=lambda row: _order(rows.holder(row)))
+            without = order[self.pool.free :]
+            full = np.array(order[: self.pool.free], np.int32)
+            decode = decode[~np.isin(decode, without)]
+        return decode, full, lack > 0 or self.preemptions > preemptions
 
     # Commit
 
     def commit(self, step: Step, results: Results) -> None:
         """Take a step's tokens: append them, end what ends, give back what nobody computes any more."""
-        rows, chosen = self.rows, step.batch.rows
+        rows, batch = self.rows, step.batch
+        chosen = batch.rows
         rows.refs[chosen] -= 1
         alive = self._alive(step)
-        rows.committed[chosen[alive]] += 1
-        self._append(step, results, alive)
-        self._end(step, results, alive)
-        for index in np.flatnonzero(~alive & (rows.refs[chosen] == 0)).tolist():
-            self._release(step.sequences[index])
-        self.zombies_total += int(np.count_nonzero(~alive))
+        parts = bool(batch.partial.any())
+        sampled = alive & ~batch.partial if parts else alive
+        if results.faulty is not None or results.errors:
+            sampled = self._fail(step, results, sampled)
+        rows.committed[chosen[sampled]] += 1
+        self._append(step, results, sampled)
+        if batch.scored:
+            self._score(step, results, alive)
+        self._end(step, results, sampled)
+        if parts:
+            self._end_prompts(step, alive)
+        if not alive.all():
+            self.zombies_total += int(np.count_nonzero(~alive & ~rows.preempted[chosen]))
+            for index in np.flatnonzero(~alive & (rows.refs[chosen] == 0)).tolist():
+                if step.sequences[index].row:  # who consumes another one's tokens may have ended a preempted one by now
+                    self._release(step.sequences[index])
         if self._check:
             self.check()
 
     def _alive(self, step: Step) -> NDArray[np.bool_]:
-        """[n] the sequences of the step that have not ended: the others are zombies, and their tokens are dropped."""
+        """[n] the sequences of the step that have not ended, nor been preempted: the tokens of others are dropped."""
         return self.rows.active[step.batch.rows]
 
-    def _append(self, step: Step, results: Results, alive: NDArray[np.bool_]) -> None:
+    def _fail(self, step: Step, results: Results, sampled: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """End those whose token means nothing; [n] the others."""
+        errors = {index: error for index, error in results.errors.items() if sampled[index]}
+        if results.faulty is not None:
+            for index in np.flatnonzero(sampled & results.faulty).tolist():
+                errors[index] = ModelError("the model's logits are not finite: NaN or infinite")
+        if errors:
+            sampled = sampled.copy()
+            for index, error in errors.items():
+                sampled[index] = False
+                self.finish(step.sequences[index], None, error=error)
+        return sampled
+
+    def _append(self, step: Step, results: Results, sampled: NDArray[np.bool_]) -> None:
         """Hand out the tokens. This loop runs for every token that the engine makes: keep it small."""
         tokens = results.tokens.tolist()
-        for index in np.flatnonzero(alive & (step.batch.counts == 0)).tolist():
+        for index in np.flatnonzero(sampled & (step.batch.counts == 0)).tolist():
             step.sequences[index].first_token_at = self.now()
         wants = results.logprobs is not None
-        for index in np.flatnonzero(alive).tolist():
+        for index in np.flatnonzero(sampled).tolist():
             sequence = step.sequences[index]
             sequence.output.append(tokens[index])
             if wants and sequence.sampling.logprobs is not None:
                 sequence.logprobs.append(_logprob(results, index, sequence.sampling.logprobs))
             if sequence.on_tokens is not None:
                 sequence.on_tokens()
-        self.tokens += int(np.count_nonzero(alive))
+        self.tokens += int(np.count_nonzero(sampled))
 
-    def _end(self, step: Step, results: Results, alive: NDArray[np.bool_]) -> None:
-        """Find the ends, for the whole step at once but for the rows that have stop strings."""
+    def _score(self, step: Step, results: Results, alive: NDArray[np.bool_]) -> None:
+        """Take the log-probabilities of the prompts' own tokens."""
+        for scored, scores in zip(step.batch.scored, results.scores, strict=True):
+            if alive[scored.index]:
+                step.sequences[scored.index].prompt_scores += _prompt_scores(scored, scores)
+
+    def _end(self, step: Step, results: Results, sampled: NDArray[np.bool_]) -> None:
+        """Find the ends, for the whole step at once but for the rows that have stop strings or rules."""
         rows, chosen = self.rows, step.batch.rows
-        enough = alive & (rows.committed[chosen] > rows.min_tokens[chosen])
+        enough = sampled & (rows.committed[chosen] > rows.min_tokens[chosen])
         stopped = enough & (rows.stop_ids[chosen] == results.tokens[:, None]).any(axis=1)
-        length = alive & (rows.committed[chosen] >= rows.limit[chosen])
-        faulty = alive & results.faulty if results.faulty is not None else np.zeros_like(alive)
-        for index in np.flatnonzero(faulty).tolist():
+        length = sampled & (rows.committed[chosen] >= rows.limit[chosen])
+        over: list[Sequence] = []
+        if rows.lates and (late := step.batch.late & sampled).any():
+            over = self._accept(step, results, late)
+        for index in np.flatnonzero(stopped).tolist():
+            if not step.sequences[index].finalized:
+                self.finish(step.sequences[index], "stop", stop_reason=int(results.tokens[index]))
+        for index in np.flatnonzero(sampled & ~stopped & rows.watched[chosen]).tolist():
             sequence = step.sequences[index]
-            sequence.output.pop()
-            self.finish(sequence, None, error=ModelError("the model's logits are not finite: NaN or infinite"))
-        for index in np.flatnonzero(stopped & ~faulty).tolist():
-            self.finish(step.sequences[index], "stop", stop_reason=int(results.tokens[index]))
-        for index in np.flatnonzero(alive & ~stopped & ~faulty & rows.watched[chosen]).tolist():
+            if sequence.watch is not None:  # a rule may have ended it with an error
+                found = sequence.watch(int(results.tokens[index]))
+                if found is not None:
+                    self.finish(sequence, "stop", stop_reason=found)
+        for sequence in over:
+            if not sequence.finalized:
+                self.finish(sequence, "stop")
+        for index in np.flatnonzero(length & ~stopped).tolist():
+            if not step.sequences[index].finalized:
+                self.finish(step.sequences[index], "length")
+
+    def _accept(self, step: Step, results: Results, late: NDArray[np.bool_]) -> list[Sequence]:
+        """Tell the maskers of their tokens; the sequences that may have no further one."""
+        over: list[Sequence] = []
+        for index in np.flatnonzero(late).tolist():
             sequence = step.sequences[index]
-            assert sequence.watch is not None
-            found = sequence.watch(int(results.tokens[index]))
-            if found is not None:
-                length[index] = False
-                self.finish(sequence, "stop", stop_reason=found)
-        for index in np.flatnonzero(length & ~stopped & ~faulty).tolist():
-            self.finish(step.sequences[index], "length")
+            if sequence.masker is not None:
+                try:
+                    if sequence.masker.accept(int(results.tokens[index])):
+                        over.append(sequence)
+                except Exception as error:
+                    self.finish(sequence, None, error=error)
+        return over
+
+    def _end_prompts(self, step: Step, alive: NDArray[np.bool_]) -> None:
+        """End those that were to be computed only, and have been."""
+        batch, rows = step.batch, self.rows
+        for index in np.flatnonzero(alive & batch.partial & (rows.limit[batch.rows] == 0)).tolist():
+            if batch.starts[index] + batch.lengths[index] == len(rows.known[batch.rows[index]]):
+                self.finish(step.sequences[index], "length")
 
     # Invariants
 
@@ -274,26 +576,37 @@ class Scheduler:
         assert rows.refs.min() >= 0 and rows.refs.max() <= 2, "at most two steps in flight"
         assert (rows.committed <= rows.launched).all()
         assert (rows.launched - rows.committed)[rows.active].max(initial=0) <= 2
-        held: list[int] = []
+        waiting = set(self.waiting)
+        assert len(waiting) == len(self.waiting)
+        assert [_order(one) for one in self.waiting] == sorted(map(_order, waiting)), "in order"
+        assert not any(one.finalized for one in waiting)
+        assert self._leaders.keys() <= waiting
         for row, sequence in enumerate(rows.sequences):
-            assert (sequence is None) == (not self.tables.count(row)), row
             if sequence is None:
-                assert not rows.active[row] and not rows.refs[row], row
+                assert not rows.active[row] and not rows.refs[row] and not rows.preempted[row], row
                 continue
             assert sequence.row == row
-            assert rows.active[row] != sequence.finalized, row
+            assert rows.preempted[row] == (sequence in waiting), row
+            assert rows.active[row] == (not sequence.finalized and not rows.preempted[row]), row
             assert rows.active[row] or rows.refs[row] > 0, "a sequence that has ended is held by steps in flight only"
-            assert self.tables.count(row) * self.page_size >= rows.context[row]
-            held += self.tables.pages(row)
-        assert len(held) == len(set(held)), "a page belongs to one sequence"
-        assert self.pool.used == len(held)
-        assert self.pool.reserved == sum(int(rows.reserved[r]) for r, s in enumerate(rows.sequences) if s is not None)
+            begun = rows.active[row] and rows.context[row] < len(rows.known[row])
+            assert (sequence in self._prefilling) == begun == (rows.active[row] and not rows.decoding[row]), row
+        assert rows.lates == np.count_nonzero(rows.late)
+        self._checks += 1
+        if self.pool.used < 1000 or not self._checks % 50:  # it looks at each page
+            self.holdings.check()
 
     def check_idle(self) -> None:
         """Assert that nothing is held when nobody is there."""
         assert self.idle
-        assert self.pool.free == self.pool.usable and self.pool.reserved == 0, "all pages are back"
         assert not self.rows.refs.any() and not self.rows.active.any(), "all rows are back"
+        assert not self._prefilling and not self._leaders
+        self.holdings.check_idle()
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    """Lower goes first, and is preempted last."""
+    return sequence.priority, sequence.arrival
 
 
 def _logprob(results: Results, index: int, top: int) -> TokenLogprob:
@@ -303,3 +616,12 @@ def _logprob(results: Results, index: int, top: int) -> TokenLogprob:
         ids, values = results.top_ids[index, :top].tolist(), results.top_logprobs[index, :top].tolist()
         pairs = tuple(zip(ids, values, strict=True))
     return TokenLogprob(token_id=int(results.tokens[index]), logprob=float(results.logprobs[index]), top=pairs)
+
+
+def _prompt_scores(scored: Scored, scores: Scores) -> list[TokenLogprob]:
+    tops: list[tuple[tuple[int, float], ...]] = [()] * len(scored.targets)
+    if scored.top:
+        ids, values = scores.top_ids[:, : scored.top].tolist(), scores.top_logprobs[:, : scored.top].tolist()
+        tops = [tuple(zip(*pair, strict=True)) for pair in zip(ids, values, strict=True)]
+    found = zip(scored.targets.tolist(), scores.logprobs.tolist(), tops, strict=True)
+    return [TokenLogprob(token_id=token, logprob=value, top=top) for token, value, top in found]

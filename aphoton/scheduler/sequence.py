@@ -1,12 +1,12 @@
 """`Sequence`: one stream of tokens."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aphoton.completion import FinishReason, TokenLogprob
-from aphoton.sampling import RowSampling
+from aphoton.sampling import LogitsProcessor, Masker, RowSampling
 
 __all__ = ["Sequence"]
 
@@ -18,13 +18,22 @@ class Sequence:
     ``error`` is set then, and no token comes after it, though a step that computes it may still be in flight.
 
     :ivar prompt: [p] int32 token ids, at least one.
-    :ivar limit: tokens to generate at most, foreseen from the start.
+    :ivar limit: tokens to generate at most, foreseen from the start. With 0 its prompt is computed, and that is all.
     :ivar sampling: the row's sampler state; its ``row`` is filled in at admission.
     :ivar stop_ids: token ids that end it.
     :ivar min_tokens: tokens before any end counts.
     :ivar watch: called with each token of a sequence that has stop strings; the string that it completes, or None.
     :ivar on_tokens: called when a token has come. Set only while somebody awaits tokens: it costs the tick time.
     :ivar on_end: called at the end.
+    :ivar priority: lower goes first; among equals, whoever came first.
+    :ivar masker: which tokens may come next, of a sequence that has rules.
+    :ivar processor: changes the logits of each token.
+    :ivar namespace: of its pages in the prefix cache: None for the one that all share; else those with an equal one
+        (the siblings of one request) share among each other, and what it leaves is dropped when the last of them ends.
+    :ivar prompt_logprobs: alternatives to report with the log-probabilities of the prompt's tokens; None: none of that.
+    :ivar prompt_scores: one entry per prompt token but the first, as they come.
+    :ivar cached: prompt tokens whose KV was there when it was first admitted.
+    :ivar arrival: its number in the order of arrival.
     :ivar row: its place in the batch, 0 while it has none.
     :ivar output: committed token ids.
     :ivar logprobs: one entry per output token, if asked for.
@@ -32,17 +41,25 @@ class Sequence:
 
     __slots__ = (
         "admitted_at",
+        "arrival",
+        "cached",
         "error",
         "finish_reason",
         "finished_at",
         "first_token_at",
         "limit",
         "logprobs",
+        "masker",
         "min_tokens",
+        "namespace",
         "on_end",
         "on_tokens",
         "output",
+        "priority",
+        "processor",
         "prompt",
+        "prompt_logprobs",
+        "prompt_scores",
         "row",
         "sampling",
         "stop_ids",
@@ -60,6 +77,11 @@ class Sequence:
         stop_ids: frozenset[int] = frozenset(),
         min_tokens: int = 0,
         watch: Callable[[int], str | None] | None = None,
+        priority: int = 0,
+        masker: Masker | None = None,
+        processor: LogitsProcessor | None = None,
+        namespace: Hashable = None,
+        prompt_logprobs: int | None = None,
         submitted_at: float = 0.0,
     ) -> None:
         self.prompt = prompt
@@ -68,9 +90,17 @@ class Sequence:
         self.stop_ids = stop_ids
         self.min_tokens = min_tokens
         self.watch = watch
+        self.priority = priority
+        self.masker = masker
+        self.processor = processor
+        self.namespace = namespace
+        self.prompt_logprobs = prompt_logprobs
         self.on_tokens: Callable[[], None] | None = None
         self.on_end: Callable[[], None] | None = None
+        self.arrival = 0
         self.row = 0
+        self.cached = 0
+        self.prompt_scores: list[TokenLogprob] = []
         self.output: list[int] = []
         self.logprobs: list[TokenLogprob] = []
         self.finish_reason: FinishReason | None = None
@@ -80,6 +110,16 @@ class Sequence:
         self.admitted_at: float | None = None
         self.first_token_at: float | None = None
         self.finished_at: float | None = None
+
+    @property
+    def known(self) -> NDArray[np.int32]:
+        """Prompt and output: what is computed when it gets a row."""
+        return np.concatenate((self.prompt, np.array(self.output, np.int32))) if self.output else self.prompt
+
+    @property
+    def unscored(self) -> bool:
+        """Log-probabilities of its prompt are to come."""
+        return self.prompt_logprobs is not None and len(self.prompt_scores) < len(self.prompt) - 1
 
     @property
     def finalized(self) -> bool:

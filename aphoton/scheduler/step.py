@@ -29,3 +29,8 @@ class Step:
     @property
     def tokens(self) -> int:
         return len(self.batch.tokens)
+
+    @property
+    def prompts(self) -> bool:
+        """It feeds prompts, or parts of them."""
+        return bool(self.batch.admitted) or self.tokens > self.rows

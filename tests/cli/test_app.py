@@ -31,7 +31,7 @@ def test_help_needs_no_torch() -> None:
 
 
 def test_runs_as_a_module() -> None:
-    command = [sys.executable, "-m", "aphoton", "generate", "sim", "Hi", "--device", "sim", "--max-tokens", "0"]
+    command = [sys.executable, "-m", "aphoton", "generate", "sim", "Hi", "--device", "sim", "--max-tokens", "-1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and done.stderr.count("\n") == 1

@@ -6,6 +6,8 @@ import pytest
 from cli.benching import SHORT, check_runs, read_bench
 from cli.running import Run
 
+from aphoton.cli.workload import Workload
+
 
 def test_dtypes_depths_and_transformers(run: Run, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
@@ -54,6 +56,58 @@ def test_awaiting_completions(run: Run, tmp_path: Path) -> None:
 def test_heartbeat_is_beside_eight_streams(run: Run, tmp_path: Path) -> None:
     report, _ = read_bench(run, tmp_path, "random:tiny", *SHORT, "--rounds", "1", "--heartbeat")
     assert [run.concurrency for run in report.runs] == [8]
+
+
+def test_a_shared_prefix_with_the_cache_and_without(run: Run, tmp_path: Path) -> None:
+    report, text = read_bench(
+        run, tmp_path, "sim", "--device", "sim", "--shared-prefix", "60", "--prompt-tokens", "100",
+        "--output-tokens", "12", "--rounds", "2",
+        "--depth", "2", "--cost-forward-token", "0.1",
+    )  # fmt: skip
+    check_runs(report)
+    assert (report.workload.prompt_tokens, report.workload.shared_prefix) == (100, 60)
+    without, cached = report.runs
+    assert [run.variant for run in report.runs] == ["no prefix cache", "prefix cache"]
+    assert without.concurrency == cached.concurrency == 32
+    assert without.ttft is not None and cached.ttft is not None
+    assert cached.ttft.p50 < without.ttft.p50, "its tokens cost nothing, and cost the others time"
+    assert min(cached.tok_s_rounds) == pytest.approx(max(cached.tok_s_rounds), rel=0.01), (
+        "no round knows the last one's"
+    )
+    assert "no prefix cache" in text and "first 60 tokens" in text
+
+
+def test_shares_of_constrained_requests(run: Run, tmp_path: Path) -> None:
+    report, text = read_bench(
+        run, tmp_path, "random:tiny", *SHORT, "--concurrency", "4", "--rounds", "1", "--constrained", "0,50,100"
+    )
+    check_runs(report)
+    assert [run.variant for run in report.runs] == ["0% constrained", "50% constrained", "100% constrained"]
+    assert "50% constrained" in text
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0, 0), (25, 8), (50, 16), (99, 31), (100, 32)])
+def test_constrained_requests_are_spread_evenly(share: int, expected: int) -> None:
+    work = Workload(constrained=share)
+    chosen = [work.params(index).constrained for index in range(32)]
+    assert sum(chosen) == expected
+    assert abs(sum(chosen[:16]) - sum(chosen[16:])) <= 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--constrained", "101"),
+        ("--constrained", "some"),
+        ("--shared-prefix", "6", "--prompt-tokens", "6"),
+        ("--shared-prefix", "6", "--memory"),
+        ("--constrained", "50", "--soak", "1"),
+        ("--shared-prefix", "6", "--prefix-cache"),
+    ],
+    ids=str,
+)
+def test_what_does_not_go_together(run: Run, arguments: tuple[str, ...]) -> None:
+    assert "error: " in run("bench", "random:tiny", *arguments, code=2).stderr
 
 
 def test_memory(run: Run, tmp_path: Path) -> None:

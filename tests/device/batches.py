@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from aphoton.device.base import Batch
+from aphoton.device.base import Batch, Scored
 from aphoton.sampling import RowSampling
 
 PAGE = 4
@@ -16,12 +16,17 @@ def batch(
     pages: Iterable[tuple[int, int, int]] = (),
     admitted: Iterable[RowSampling] = (),
     counts: Iterable[int] | None = None,
+    partial: Iterable[int] = (),
+    late: Iterable[int] = (),
+    scored: Iterable[Scored] = (),
 ) -> Batch:
     """:param rows: (row, start, tokens) each.
     :param pages: (row, index, page) that are new.
     :param admitted: rows that run for the first time.
     :param counts: tokens sampled before; 0 for those admitted, else 1.
+    :param partial, late: rows that are.
     """
+    admitted = list(admitted)
     new = [sampling.row for sampling in admitted]
 
     def ints(values: Iterable[int]) -> "np.ndarray[tuple[int], np.dtype[np.int32]]":
@@ -34,7 +39,10 @@ def batch(
         counts=ints((0 if row in new else 1 for row, _, _ in rows) if counts is None else counts),
         tokens=ints(token for _, _, tokens in rows for token in tokens),
         new_pages=np.array(list(pages), np.int32).reshape(-1, 3),
+        partial=np.isin([row for row, _, _ in rows], list(partial)),
+        late=np.isin([row for row, _, _ in rows], list(late)),
         admitted=list(admitted),
+        scored=list(scored),
     )
 
 

@@ -2,19 +2,21 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import anyio
+import numpy as np
 import pytest
 import torch
 from device.batches import PAGE, batch, row
 from torch import Tensor
 
 from aphoton.attention import KVCache
-from aphoton.device.base import PENDING, Device, Limits
+from aphoton.device.base import PENDING, Device, Late, Limits, Scored
 from aphoton.device.cpu import CpuDevice
 from aphoton.models import StepInput
+from aphoton.sampling import RowSampling
 
 VOCAB = 50
 
@@ -32,9 +34,21 @@ class Recorder:
             self.before()
         self.thread = threading.current_thread()
         self.steps.append(step)
-        last = step.tokens[step.lengths.cumsum(0) - 1]
-        logits = torch.zeros(len(last), VOCAB)
-        logits[torch.arange(len(last)), (last + 1) % VOCAB] = 9.0
+        return self._behind(step.tokens[step.lengths.cumsum(0) - 1])
+
+    def forward_scored(
+        self, step: StepInput, kv: KVCache, scored: Mapping[int, int], take: Callable[[int, Tensor], None]
+    ) -> Tensor:
+        """One token at a time."""
+        for index, count in scored.items():
+            begin = int(step.lengths[:index].sum())
+            for at in range(begin, begin + count):
+                take(index, self._behind(step.tokens[at : at + 1]))
+        return self.forward(step, kv)
+
+    def _behind(self, tokens: Tensor) -> Tensor:
+        logits = torch.zeros(len(tokens), VOCAB)
+        logits[torch.arange(len(tokens)), (tokens + 1) % VOCAB] = 9.0
         return logits
 
 
@@ -202,3 +216,89 @@ async def test_nobody_awaits_the_results_any_more() -> None:
             await waiting
         go.set()
     assert len(model.steps) == 1
+
+
+def masks(*lines: Sequence[int]) -> "np.ndarray[tuple[int, int], np.dtype[np.uint32]]":
+    words = np.zeros((len(lines), -(-VOCAB // 32)), np.uint32)
+    for line, tokens in zip(words, lines, strict=True):
+        for token in tokens:
+            line[token // 32] |= np.uint32(1 << token % 32)
+    return words
+
+
+async def test_late_rows() -> None:
+    """Masks and processors come with the sampling, in the worker; the next step has what they led to."""
+    model, threads = Recorder(), []
+
+    def prefer(output: Sequence[int], logits: Tensor) -> None:
+        threads.append(threading.current_thread())
+        logits[30 + len(output)] = 90.0
+
+    def fail(output: Sequence[int], logits: Tensor) -> None:
+        raise LookupError("no such state")
+
+    async with serving(model) as device:
+        device.launch(
+            0,
+            batch(
+                *((number, 0, [5]) for number in (1, 2, 3, 4)),
+                pages=[(number, 0, number) for number in (1, 2, 3, 4)],
+                admitted=[row(number) for number in (1, 2, 3, 4)],
+                late=[1, 2, 4],
+            ),
+        )
+        late = Late(masked=np.array([3], np.int32), masks=masks([0, 33, 49]))
+        late.processors.extend([(1, prefer, [7, 7]), (0, fail, [])])
+        device.sample(0, late)
+        device.launch(1, batch(*((number, 1, [PENDING]) for number in (1, 2, 3, 4)), late=[2]))
+        first = await device.results(0)
+        device.release(0)
+        device.sample(1)  # the second has ended
+        second = await device.results(1)
+    assert [str(error) for error in first.errors.values()] == ["no such state"] and list(first.errors) == [0]
+    assert first.tokens[1:].tolist() == [32, 6, 0]
+    assert second.tokens[2:].tolist() == [7, 1] and second.errors == {}
+    assert threads == [model.thread]
+
+
+async def test_a_part_of_a_prompt_leaves_no_trace() -> None:
+    """Of a row that counts what it samples, asks for log-probabilities, and draws."""
+    sampling = RowSampling(seed=0, row=2, presence_penalty=50.0, output=(9,), logprobs=0)
+    async with serving(Recorder()) as device:
+        device.launch(0, batch((2, 0, [5, 6]), pages=[(2, 0, 1)], admitted=[sampling], partial=[2]))
+        device.sample(0)
+        assert (await device.results(0)).logprobs is None, "nobody is asked for any"
+        device.release(0)
+        device.launch(1, batch((2, 2, [6]), counts=[1]))
+        device.sample(1)
+        assert (await device.results(1)).tokens.tolist() == [7], "not counted before"
+        device.release(1)
+        device.launch(0, batch((2, 3, [8]), counts=[2]))
+        device.sample(0)
+        assert (await device.results(0)).tokens.tolist() == [0], "9 was sampled before the row was given to it"
+
+
+async def test_scored_rows() -> None:
+    async with serving(Recorder()) as device:
+        device.launch(
+            0,
+            batch(
+                (1, 0, [3]),
+                (2, 0, [5, 6, 9]),
+                pages=[(1, 0, 1), (2, 0, 2)],
+                admitted=[row(1), row(2)],
+                scored=[Scored(index=1, targets=np.array([6, 9], np.int32), top=1)],
+            ),
+        )
+        device.sample(0)
+        results = await device.results(0)
+        device.release(0)
+        device.launch(1, batch((1, 1, [PENDING])))
+        device.sample(1)
+        assert (await device.results(1)).scores == []
+    assert results.tokens.tolist() == [4, 10]
+    (scores,) = results.scores
+    likely = 9.0 - float(torch.tensor([9.0] + [0.0] * (VOCAB - 1)).logsumexp(0))
+    assert scores.index == 1 and scores.top_ids.tolist() == [[6], [7]]
+    assert scores.logprobs.tolist() == pytest.approx([likely, likely - 9.0], abs=1e-5)
+    assert scores.top_logprobs.ravel().tolist() == pytest.approx([likely, likely], abs=1e-5)

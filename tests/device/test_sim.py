@@ -4,11 +4,12 @@ import asyncio
 
 import anyio
 import msgspec
+import numpy as np
 import pytest
 from device.batches import PAGE, batch, row
 
 from aphoton import InvalidRequest, SimCosts, SimModel
-from aphoton.device.base import PENDING, Device, Limits
+from aphoton.device.base import PENDING, Device, Late, Limits, Scored
 from aphoton.device.sim import SimDevice, SimFault
 from aphoton.sampling import RowSampling
 
@@ -241,3 +242,113 @@ async def test_it_serves_until_it_is_stopped() -> None:
     async with anyio.create_task_group() as group:
         await group.start(sim.serve)
         sim.stop()
+
+
+def masks(rows: dict[int, set[int]], size: int = 1000) -> Late:
+    """:param rows: allowed tokens by index in the batch."""
+    bits = np.zeros((len(rows), -(-size // 32) * 32), np.bool_)
+    for place, tokens in enumerate(rows.values()):
+        bits[place, list(tokens)] = True
+    return Late(
+        masked=np.array(list(rows), np.int32),
+        masks=np.packbits(bits, axis=1, bitorder="little").view(np.uint32),
+    )
+
+
+async def test_a_prompt_in_parts_is_sampled_at_its_end() -> None:
+    sim = device()
+    sim.launch(0, batch((1, 0, [1, 2]), pages=[(1, 0, 1)], admitted=[row(1)], partial=[1]))
+    sim.sample(0)
+    await sim.results(0)
+    sim.release(0)
+    sim.launch(1, batch((1, 2, [3]), counts=[0]))
+    sim.sample(1)
+    assert (await sim.results(1)).tokens.tolist() == [6]
+
+
+async def test_behind_a_part_of_a_prompt_no_token_is_pending() -> None:
+    sim = device()
+    sim.launch(0, batch((1, 0, [1, 2]), pages=[(1, 0, 1)], admitted=[row(1)], partial=[1]))
+    sim.sample(0)
+    sim.launch(1, batch((1, 2, [PENDING])))
+    await sim.results(0)
+    sim.sample(1)
+    with pytest.raises(KeyError):
+        await sim.results(1)
+
+
+async def test_a_page_is_read_by_the_launch_behind_the_one_that_fills_it_and_written_by_no_other() -> None:
+    sim = device()
+    sim.launch(0, prefill([1, 2, 3, 4], number=1, page=1))
+    sim.sample(0)
+    sim.launch(1, batch((2, 4, [5]), pages=[(2, 0, 1), (2, 1, 2)], admitted=[row(2)]))
+    assert (await sim.results(0)).tokens.tolist() == [10]
+    sim.release(0)
+    sim.sample(1)
+    assert (await sim.results(1)).tokens.tolist() == [15], "what stands in the shared page"
+    sim.release(1)
+    with pytest.raises(SimFault, match="page 1 is written for row 1 while another row of the launch has it"):
+        sim.launch(0, batch((2, 5, [PENDING]), (1, 3, [9])))
+
+
+async def test_masks_and_allowed_ids() -> None:
+    """The script's token, or the next above it that may come, around the end."""
+    sim = device(script=lambda history, seed, vocab: 500)
+    allowed = [RowSampling(seed=0, row=3, allowed=(3, 7)), RowSampling(seed=0, row=1, allowed=(3, 7)), row(2)]
+    pages = [(number, 0, number) for number in (1, 2, 3)]
+    sim.launch(0, batch((1, 0, [1]), (2, 0, [1]), (3, 0, [1]), pages=pages, admitted=allowed, late=[1, 2]))
+    sim.sample(0, masks({0: {600, 999}, 1: {1, 500}}))
+    assert (await sim.results(0)).tokens.tolist() == [600, 500, 3]
+
+
+async def test_where_nothing_may_come_the_row_is_faulty() -> None:
+    sim = device()
+    banned = RowSampling(seed=0, row=1, min_tokens=1, banned=(4, 5))
+    admitted = [banned, row(2)]
+    sim.launch(0, batch((1, 0, [1]), (2, 0, [1]), pages=[(1, 0, 1), (2, 0, 2)], admitted=admitted, late=[1, 2]))
+    sim.sample(0, masks({0: {4, 5}, 1: {4, 5}}))
+    results = await sim.results(0)
+    assert results.faulty is not None and results.faulty.tolist() == [True, False]
+    assert results.tokens[1] == 4
+
+
+def test_masks_that_cannot_be() -> None:
+    def launched() -> SimDevice:
+        sim = device()
+        pages = [(number, 0, number) for number in (1, 2, 3)]
+        rows = [row(number) for number in (1, 2, 3)]
+        sim.launch(
+            0, batch((1, 0, [1]), (2, 0, [1]), (3, 0, [1]), pages=pages, admitted=rows, late=[1, 2], partial=[2])
+        )
+        return sim
+
+    for late, why in (
+        (masks({2: {1}}), "a mask for row 3"),
+        (masks({1: {1}}), "a mask for row 2"),
+        (masks({0: {1}}, size=960), "masks of"),
+        (Late(masked=np.array([0, 0], np.int32), masks=masks({0: {1}, 1: {1}}).masks), "two masks"),
+        (Late(masked=np.zeros(0, np.int32), masks=masks({}).masks, processors=[(0, print, [])]), "no logits"),  # type: ignore[list-item]
+    ):
+        with pytest.raises(SimFault, match=why):
+            launched().sample(0, late)
+    launched().sample(0, masks({0: {1}}))
+
+
+async def test_scores_are_certain_and_their_targets_are_what_follows() -> None:
+    sim = device()
+    targets = np.array([2, 3, 4], np.int32)
+    launch = batch(
+        (1, 0, [1, 2, 3]),
+        pages=[(1, 0, 1)],
+        admitted=[row(1)],
+        partial=[1],
+        scored=[Scored(index=0, targets=targets, top=2)],
+    )
+    sim.launch(0, launch)
+    sim.sample(0)
+    (scores,) = (await sim.results(0)).scores
+    assert scores.logprobs.tolist() == [0.0] * 3 and scores.top_ids.shape == (3, 0)
+    for wrong in ([2, 4, 4], [2, 3, 4, 5], []):
+        launch.scored = [Scored(index=0, targets=np.array(wrong, np.int32), top=0)]
+        with pytest.raises(SimFault, match="targets of row 1"):
+            device().launch(0, launch)

@@ -59,7 +59,9 @@ def test_settings_and_parameters() -> None:
     assert set(settings.split()) <= set(EngineConfig.__struct_fields__)
     parameters = (
         "max_tokens min_tokens temperature top_k top_p min_p seed stop stop_token_ids include_stop_str_in_output "
-        "ignore_eos logprobs"
+        "ignore_eos logprobs prompt_logprobs echo n presence_penalty frequency_penalty repetition_penalty logit_bias "
+        "allowed_token_ids bad_words processor json_schema json_object regex choices grammar priority deadline "
+        "use_prefix_cache"
     )
     assert set(parameters.split()) == set(SamplingParams.__struct_fields__)
     assert (EngineConfig().pipeline_depth, EngineConfig().page_size) == (2, 16)
@@ -292,7 +294,6 @@ async def test_memory_is_counted_in_whole_pages(memory: int) -> None:
 
 BAD_PARAMETERS: list[tuple[str, Any]] = [
     ("max_token", 5),
-    ("max_tokens", 0),
     ("max_tokens", -1),
     ("max_tokens", 2.0),
     ("max_tokens", True),
@@ -335,6 +336,84 @@ BAD_PARAMETERS: list[tuple[str, Any]] = [
     ("logprobs", -1),
     ("logprobs", 65),
     ("logprobs", True),
+    ("prompt_logprobs", -1),
+    ("prompt_logprobs", 65),
+    ("prompt_logprobs", False),
+    ("echo", 0),
+    ("echo", None),
+    ("n", 0),
+    ("n", 65),
+    ("n", True),
+    ("n", 1.0),
+    *[
+        (f"{name}_penalty", value)
+        for name in ("presence", "frequency")
+        for value in (2.1, -2.1, float("nan"), False, None, "1")
+    ],
+    ("repetition_penalty", 0.0),
+    ("repetition_penalty", -1.0),
+    ("repetition_penalty", 10.5),
+    ("repetition_penalty", True),
+    ("repetition_penalty", float("inf")),
+    ("logit_bias", None),
+    ("logit_bias", 5),
+    ("logit_bias", [1, 2]),
+    ("logit_bias", {"5": 1.0}),
+    ("logit_bias", {-1: 1.0}),
+    ("logit_bias", {True: 1.0}),
+    ("logit_bias", {5: 100.1}),
+    ("logit_bias", {5: -101}),
+    ("logit_bias", {5: float("nan")}),
+    ("logit_bias", {5: None}),
+    ("logit_bias", [(5, 1.0), (5, 2.0)]),
+    ("logit_bias", dict.fromkeys(range(1025), 1.0)),
+    ("allowed_token_ids", []),
+    ("allowed_token_ids", 5),
+    ("allowed_token_ids", [-1]),
+    ("allowed_token_ids", [1.0]),
+    ("allowed_token_ids", [False]),
+    ("bad_words", None),
+    ("bad_words", "word"),
+    ("bad_words", [""]),
+    ("bad_words", [5]),
+    ("bad_words", ["\ud800"]),
+    ("bad_words", ["x"] * 257),
+    ("bad_words", ["x" * 1025]),
+    ("processor", 5),
+    ("processor", "f"),
+    ("json_schema", "object"),
+    ("json_schema", ["object"]),
+    ("json_schema", True),
+    ("json_schema", {"const": float("nan")}),
+    ("json_schema", {"const": object()}),
+    ("json_schema", {"const": "\ud800"}),
+    ("json_schema", {"const": "x" * (1 << 18)}),
+    ("json_object", None),
+    ("json_object", 1),
+    ("regex", ""),
+    ("regex", b"x"),
+    ("regex", "x" * ((1 << 18) + 1)),
+    ("regex", "\udfff"),
+    ("choices", []),
+    ("choices", "yes"),
+    ("choices", ["yes", ""]),
+    ("choices", [1]),
+    ("choices", ["x"] * 4097),
+    ("choices", ["x" * (1 << 17)] * 3),
+    ("grammar", ""),
+    ("grammar", 5),
+    ("priority", 1.0),
+    ("priority", None),
+    ("priority", 2**31),
+    ("priority", -(2**31) - 1),
+    ("deadline", 0),
+    ("deadline", -1.0),
+    ("deadline", float("inf")),
+    ("deadline", float("nan")),
+    ("deadline", True),
+    ("deadline", "1"),
+    ("use_prefix_cache", 1),
+    ("use_prefix_cache", "no"),
 ]
 
 
@@ -367,7 +446,7 @@ async def test_parameters_by_keyword_go_before_those_of_the_struct(tiny: Engine)
     assert len((await tiny.generate([1], params, max_tokens=4)).token_ids) == 4
     assert params.max_tokens == 3
     with pytest.raises(InvalidRequest) as caught:
-        await tiny.generate([1], params, max_tokens=0)
+        await tiny.generate([1], params, max_tokens=-1)
     assert caught.value.field == "max_tokens"
     with pytest.raises(InvalidRequest) as caught:
         await tiny.generate([1], {"max_tokens": 3})  # type: ignore[arg-type]

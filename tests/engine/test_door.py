@@ -40,9 +40,7 @@ async def test_in_the_order_of_arrival_whoever_gives_up(seed: int, max_waiting: 
     rng = random.Random(seed)
     below = scheduler()
     entered: list[Sequence] = []
-    door = Door(
-        below, max_waiting=max_waiting, overload="wait", wake=lambda: entered.append(next(reversed(below.waiting)))
-    )
+    door = Door(below, max_waiting=max_waiting, overload="wait", wake=lambda: entered.append(list(below.waiting)[-1]))
     arrived: dict[Sequence, asyncio.Task[None]] = {}
     for _ in range(400):
         act = rng.choice(["arrive", "arrive", "give up", "abort", "tick", "tick"])

@@ -51,8 +51,8 @@ async def test_one_that_does_not_fit_yet_is_not_overtaken() -> None:
     """A long request waits for pages; a short one that would fit waits behind it."""
     async with Engine(SimModel(eos_token_ids=()), max_rows=3, kv_pages=10, page_size=4) as engine:
         tasks = [
-            asyncio.create_task(engine.generate([1], max_tokens=tokens))
-            for tokens in (24, 24, 8)  # 6, 6 and 2 pages
+            asyncio.create_task(engine.generate([number] * tokens, max_tokens=8))
+            for number, tokens in enumerate((20, 24, 1))  # 5, 6 and 1 pages, and one to go on with
         ]
         await turns(5)
         assert (engine.stats().running, engine.stats().waiting) == (1, 2)

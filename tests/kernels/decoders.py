@@ -3,7 +3,7 @@
 import os
 import shlex
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +64,9 @@ def random_decoder(
 
 class Forward(Protocol):
     def forward(self, step: StepInput, kv: KVCache) -> Tensor: ...
+    def forward_scored(
+        self, step: StepInput, kv: KVCache, scored: Mapping[int, int], take: Callable[[int, Tensor], None]
+    ) -> Tensor: ...
 
 
 class Rows:
@@ -112,3 +115,15 @@ class Rows:
         """Runs one step. Returns the rows' logits, in the order of ``fed``."""
         with torch.inference_mode():
             return self.model.forward(self.step(fed), self.kv)
+
+    def feed_scored(self, fed: dict[int, Sequence[int]], scored: dict[int, int]) -> tuple[Tensor, dict[int, Tensor]]:
+        """The same, and of the first so many tokens of some rows, [m, V] the logits behind each."""
+        order, parts = list(fed), {row: list[Tensor]() for row in scored}
+        with torch.inference_mode():
+            last = self.model.forward_scored(
+                self.step(fed),
+                self.kv,
+                {order.index(row): count for row, count in scored.items()},
+                lambda index, logits: parts[order[index]].append(logits),
+            )
+        return last, {row: torch.cat(taken) for row, taken in parts.items()}

@@ -103,3 +103,28 @@ def test_on_any_number_of_threads(name: str, dtype: torch.dtype) -> None:
         )
     for other in results[1:]:
         assert all(map(torch.equal, results[0], other))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_logits_behind_every_token(name: str, dtype: torch.dtype) -> None:
+    """Those of the prompt fed token by token, in one step or cut, beside others. The row goes on as if never asked."""
+    crowd = Crowd(name, dtype)
+    prompt, other = tokens(300, 0), tokens(40, 1)
+    single = crowd.rows()
+    expected = torch.stack([single.feed({0: [token]})[0] for token in prompt])
+    following, beside = single.feed({0: [3]})[0], crowd.rows().feed({1: other})[0]
+
+    rows = crowd.rows()
+    last, scored = rows.feed_scored({1: other, 0: prompt}, {0: 299})
+    assert torch.equal(scored[0], expected[:299]) and torch.equal(last[1], expected[299])
+    assert torch.equal(last[0], beside)
+    assert torch.equal(rows.feed({0: [3]})[0], following)
+
+    rows, found = crowd.rows(), []
+    for begin, end in ((0, 1), (1, 130), (130, 131), (131, 300)):
+        last, scored = rows.feed_scored({0: prompt[begin:end]}, {0: end - begin})
+        found.append(scored[0])
+        assert torch.equal(last[0], expected[end - 1])
+    assert torch.equal(torch.cat(found), expected)
+    assert torch.equal(rows.feed({0: [3]})[0], following)

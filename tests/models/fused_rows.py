@@ -112,8 +112,13 @@ class FusedRows:
         self._state.last[self._tensor(np.array(list(tokens))).long()] = self._tensor(np.array(list(tokens.values())))
 
     @torch.inference_mode()
-    def mixed(self, fed: Mapping[int, Sequence[int] | None]) -> Tensor:
-        """A step that feeds these tokens, or a row's last token for None. Returns [n, V] float32 on the host."""
+    def mixed(
+        self, fed: Mapping[int, Sequence[int] | None], scored: Mapping[int, list[Tensor]] | None = None
+    ) -> Tensor:
+        """A step that feeds these tokens, or a row's last token for None. Returns [n, V] float32 on the host.
+
+        :param scored: by row, a list to which the logits behind all of its tokens go.
+        """
         from aphoton.models.fused import MixedInput
 
         rows = np.array(list(fed), np.int32)
@@ -129,7 +134,12 @@ class FusedRows:
         counts = -(-(starts + lengths) // self._page_size)
         pages = [self._tables[row, :count] for row, count in zip(rows, counts, strict=True)]
         self._planner.plan(starts, lengths, self._tensor(np.concatenate(pages)))
-        logits = finished(self._fused.mixed(step, self._state, self._planner))  # type: ignore[arg-type]
+        ends = dict(zip(rows.tolist(), lengths.cumsum().tolist(), strict=True))
+        asked = [
+            (ends[row] - len(fed[row] or ()), ends[row], lambda logits, taken=taken: taken.append(logits.float().cpu()))
+            for row, taken in (scored or {}).items()
+        ]
+        logits = finished(self._fused.mixed(step, self._state, self._planner, scored=asked))  # type: ignore[arg-type]
         self.lengths[rows] += lengths
         return logits.float().cpu()
 

@@ -5,6 +5,7 @@ from inspect import signature
 import pytest
 import torch
 import transformers
+from kernels.decoders import Rows, random_decoder
 
 from aphoton.errors import ModelError
 from aphoton.models import Decoder, ModelConfig, open_checkpoint
@@ -238,3 +239,22 @@ def test_load_passes_over_what_follows_from_the_rest():
     }
     decoder = Decoder.load(tiny(), weights.items())
     assert (decoder.lm_head == 1).all()
+
+
+@pytest.mark.parametrize("cuts", [[], [1, 140], [299]])
+def test_logits_behind_every_token(cuts):
+    """Those of the prompt fed token by token, beside a row that nobody asks about."""
+    decoder = random_decoder(layer_windows=(None, 70, None))
+    prompt = torch.randint(97, (300,), generator=torch.Generator().manual_seed(0)).tolist()
+
+    def made():
+        return Rows(decoder, decoder.config, torch.float32)
+
+    single, rows, found = made(), made(), []
+    expected = torch.stack([single.feed({0: [token]})[0] for token in prompt])
+    for begin, end in zip([0, *cuts], [*cuts, 300], strict=True):
+        last, scored = rows.feed_scored({1: [5, 6], 0: prompt[begin:end]}, {0: end - begin})
+        found.append(scored[0])
+        torch.testing.assert_close(last[1], expected[end - 1], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.cat(found), expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(rows.feed({0: [3]})[0], single.feed({0: [3]})[0], rtol=1e-4, atol=1e-4)

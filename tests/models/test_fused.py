@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("aphoton.models.fused", reason="triton is not installed")
 
@@ -96,6 +97,22 @@ def test_logits_are_those_of_the_decoder(case: str, rows: Any) -> None:
         else:
             found = fused.mixed({row: None if step[row] is DECODE else tokens for row, tokens in fed.items()})
         torch.testing.assert_close(found, expected, rtol=5e-4, atol=5e-4)
+
+
+def test_logits_behind_every_token(rows: Any) -> None:
+    """Also of more tokens than have theirs made at once; the last ones, which are sampled, stay as they are."""
+    decoder = random_decoder(ModelConfig(**SHAPE))
+    plain = rows(decoder, page_size=PAGE_SIZE, pages=40)
+    on_device = moved(decoder) if torch.cuda.is_available() else decoder
+    fused = FusedRows(on_device, TorchPlanner(PAGE_SIZE), rows=ROWS, positions=40, page_size=PAGE_SIZE)
+    prompt = torch.randint(61, (37,), generator=torch.Generator().manual_seed(2)).tolist()
+    expected = torch.stack([plain.feed({"1": [token]})["1"] for token in prompt])
+    for begin, end in ((0, 35), (35, 37)):
+        taken: list[Tensor] = []
+        found = fused.mixed({3: [1, 2], 1: prompt[begin:end], 2: [5]}, {1: taken})
+        assert [len(part) for part in taken] == ([16, 16, 3] if begin == 0 else [2])
+        torch.testing.assert_close(torch.cat(taken), expected[begin:end], rtol=5e-4, atol=5e-4)
+        torch.testing.assert_close(found[1], expected[end - 1], rtol=5e-4, atol=5e-4)
 
 
 def moved(decoder: Decoder) -> Decoder:

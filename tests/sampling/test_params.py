@@ -1,10 +1,12 @@
 """`SamplingParams` by itself; what an engine refuses at the call is tested with the engine."""
 
+import itertools
 from typing import Any
 
+import msgspec
 import pytest
 
-from aphoton import SamplingParams
+from aphoton import InvalidRequest, SamplingParams
 
 
 def test_defaults_are_greedy_and_end() -> None:
@@ -28,12 +30,79 @@ def test_the_callers_lists_are_copied() -> None:
     stops.append("b")
     ids.append(-1)
     assert params.stop_strings == ("a",) and tuple(params.stop_token_ids) == (1,)
+    bias, allowed, words, schema = {7: 1, 5: -2.0}, [3, 1, 3], ["bad"], {"type": "object", "properties": {"a": {}}}
+    params = SamplingParams(logit_bias=bias, allowed_token_ids=allowed, bad_words=words, json_schema=schema)
+    bias[1] = 500
+    allowed.append(-1)
+    words.append("")
+    schema["properties"]["a"]["type"] = "no such type"  # type: ignore[index]
+    assert params.logit_bias == ((5, -2.0), (7, 1.0))
+    assert (params.allowed_token_ids, params.bad_words) == ((1, 3), ("bad",))
+    assert params.json_schema == {"type": "object", "properties": {"a": {}}}
+    choices = ["yes", "no"]
+    params = SamplingParams(choices=choices)
+    choices.clear()
+    assert params.choices == ("yes", "no")
+    assert SamplingParams(**msgspec.structs.asdict(params)) == params, "what is kept is what may be given"
+
+
+def test_all_but_a_schema_that_is_a_dictionary_is_hashable() -> None:
+    params = SamplingParams(
+        logit_bias={1: 2}, allowed_token_ids=[1], bad_words=["x"], choices=["a"], n=2, processor=print
+    )
+    assert len({params, SamplingParams(**msgspec.structs.asdict(params)), SamplingParams()}) == 2
+    assert hash(SamplingParams(json_schema=int)) == hash(SamplingParams(json_schema=int))
+
+
+GRAMMARS: dict[str, Any] = {
+    "json_schema": {"type": "object"},
+    "json_object": True,
+    "regex": "a+",
+    "choices": ["a"],
+    "grammar": 'start: "a"',
+}
+
+
+@pytest.mark.parametrize(("one", "other"), list(itertools.combinations(GRAMMARS, 2)))
+def test_one_grammar_at_most(one: str, other: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"{one} and {other}") as caught:
+        SamplingParams(**{one: GRAMMARS[one], other: GRAMMARS[other]})
+    assert caught.value.field == other
+    assert SamplingParams(**{one: GRAMMARS[one]}).constrained
+    assert not SamplingParams(json_object=False, bad_words=["a"]).constrained
 
 
 @pytest.mark.parametrize(
     "fields",
     [
-        {"max_tokens": 1},
+        {"max_tokens": 0},
+        {"n": 1},
+        {"n": 64},
+        {"prompt_logprobs": 0},
+        {"prompt_logprobs": 64},
+        {"presence_penalty": -2},
+        {"presence_penalty": 2.0},
+        {"frequency_penalty": -2.0},
+        {"frequency_penalty": 2},
+        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 10},
+        {"logit_bias": {}},
+        {"logit_bias": {0: -100, 1: 100}},
+        {"logit_bias": dict.fromkeys(range(1024), 0.5)},
+        {"allowed_token_ids": [0]},
+        {"bad_words": []},
+        {"bad_words": ["x" * 1024] * 256},
+        {"json_schema": {}},
+        {"json_schema": dict},
+        {"json_schema": list[int]},
+        {"regex": "x" * (1 << 18)},
+        {"choices": ["x"] * 4096},
+        {"priority": -(2**31)},
+        {"priority": 2**31 - 1},
+        {"deadline": 1e-300},
+        {"deadline": 10**9},
+        {"use_prefix_cache": False},
+        {"use_prefix_cache": True},
         {"max_tokens": None, "min_tokens": 10**6},
         {"max_tokens": 5, "min_tokens": 5},
         {"temperature": 0},

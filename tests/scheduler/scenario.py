@@ -22,6 +22,9 @@ VOCAB = 24
 
 EOS = 0
 
+STEMS = tuple(tuple(random.Random(seed).randrange(VOCAB) for _ in range(12)) for seed in range(3))
+"""What prompts begin with: few, so that they share pages, and not all of them."""
+
 
 @dataclass(frozen=True)
 class Ask:
@@ -67,6 +70,7 @@ class Schedule:
     pages: int
     page_size: int
     max_step_tokens: int = 64
+    prefix_cache: bool = True
     max_waiting: int = 1000
     turns: tuple[int, ...] = (1,)
     fault: int | None = None
@@ -86,7 +90,12 @@ small = st.integers(0, 12)
 asks = st.builds(
     Ask,
     arrive=st.integers(0, 30),
-    prompt=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14).map(tuple),
+    prompt=st.builds(
+        lambda stem, length, tail: (stem[:length] + tuple(tail))[:14],
+        st.sampled_from(STEMS),
+        st.integers(0, 12),
+        st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=14),
+    ),
     max_tokens=st.integers(1, 20),
     ignore_eos=st.booleans(),
     seed=st.one_of(st.none(), st.integers(0, 5)),
@@ -106,7 +115,8 @@ schedules = st.builds(
     max_rows=st.integers(1, 5),
     pages=st.integers(9, 30),
     page_size=st.sampled_from([4, 8]),
-    max_step_tokens=st.sampled_from([1, 16, 64]),
+    max_step_tokens=st.sampled_from([1, 3, 16, 64]),
+    prefix_cache=st.booleans(),
     max_waiting=st.sampled_from([0, 1, 1000]),
     turns=st.lists(st.integers(1, 4), min_size=1, max_size=5).map(tuple),
     fault=st.none(),
@@ -117,6 +127,11 @@ faulty_schedules = st.builds(
 )
 
 
+def random_prompt(rng: random.Random) -> tuple[int, ...]:
+    tail = tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, 14)))
+    return (rng.choice(STEMS)[: rng.randint(0, 12)] + tail)[:14]
+
+
 def random_schedule(seed: int) -> Schedule:
     """The same from a plain generator: hypothesis shrinks what it finds, this finds more in the same time."""
     rng = random.Random(seed)
@@ -125,7 +140,7 @@ def random_schedule(seed: int) -> Schedule:
         most = rng.randint(1, 20)
         return Ask(
             arrive=rng.randint(0, 30),
-            prompt=tuple(rng.randrange(VOCAB) for _ in range(rng.randint(1, 14))),
+            prompt=random_prompt(rng),
             max_tokens=most,
             min_tokens=rng.choice((0, 0, rng.randint(0, most))),
             ignore_eos=rng.random() < 0.5,
@@ -141,7 +156,8 @@ def random_schedule(seed: int) -> Schedule:
         max_rows=rng.randint(1, 5),
         pages=rng.randint(9, 30),
         page_size=rng.choice((4, 8)),
-        max_step_tokens=rng.choice((1, 16, 64)),
+        max_step_tokens=rng.choice((1, 3, 16, 64)),
+        prefix_cache=rng.random() < 0.7,
         max_waiting=rng.choice((0, 1, 1000)),
         turns=tuple(rng.randint(1, 4) for _ in range(rng.randint(1, 5))),
         fault=rng.choice((None, None, rng.randint(1, 60))),
@@ -191,6 +207,7 @@ async def run(schedule: Schedule) -> list[Outcome]:
         kv_pages=schedule.pages,
         page_size=schedule.page_size,
         max_step_tokens=schedule.max_step_tokens,
+        prefix_cache=schedule.prefix_cache,
         max_waiting=schedule.max_waiting,
     )
     outcomes = [Outcome() for _ in schedule.asks]
@@ -269,7 +286,7 @@ async def _idle(engine: Engine) -> None:
         await asyncio.sleep(0)
     stats = engine.stats()
     assert stats.running == stats.waiting == stats.zombies == stats.pages_used == 0
-    assert stats.pages_free == engine.limits.pages - 1
+    assert stats.pages_free + stats.pages_cached == engine.limits.pages - 1
     assert engine._scheduler is not None and engine._pipeline is not None
     engine._scheduler.check_idle()
     assert not engine._pipeline.inflight and all(slot.free for slot in engine._pipeline.slots)

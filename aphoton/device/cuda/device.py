@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aphoton.attention import KVCache
-from aphoton.device.base import Batch, Limits, Results
+from aphoton.device.base import Batch, Late, Limits, Results, Scored
 from aphoton.device.cuda.clock import DeviceClock, StepEvents
 from aphoton.device.cuda.graphs import DecodeGraphs, PieceGraphs, buckets, token_buckets
-from aphoton.device.cuda.sampler import CudaSampler
+from aphoton.device.cuda.sampler import GREEDY, CudaSampler, StepSampling
 from aphoton.device.cuda.slot import SlotBuffers
 from aphoton.device.cuda.staging import ALIGNED
 from aphoton.device.cuda.streams import ALLOCATOR, return_streams, take_streams
@@ -30,6 +30,8 @@ from aphoton.memory import trim_memory
 from aphoton.models import Decoder
 from aphoton.models.fused import Activations, FusedDecoder, MixedInput, RowState
 from aphoton.models.step import StepInput
+from aphoton.sampling.params import MAX_LOGPROBS
+from aphoton.sampling.scorer import Scorer
 
 if TYPE_CHECKING:  # it brings FlashInfer, which the torch kernels do without
     from aphoton.attention.flashinfer import PrefillPlanner
@@ -52,8 +54,9 @@ class CudaDevice:
     (``RowState.last``) is there for the next forward. Copies have a stream for each direction, for a copy to the device
     must not queue behind the copy of results that are not there yet. Steps that feed one token per row are CUDA graphs;
     steps with prompts in them are enqueued kernel by kernel, or piece by piece, and the loop has its turns in between:
-    `launch` leaves that to the next call of `results`, of whichever step. Both are sampled right behind the forward:
-    nothing of the host has to be known for it.
+    `launch` leaves that to the next call of `results`, of whichever step. Both are sampled right behind the forward,
+    but for late rows: what the host has to say of those comes with `sample`, in one copy, and the copy of the step's
+    results waits for them. The next forward is launched behind that, so that it finds all tokens in the same place.
     """
 
     def __init__(
@@ -98,6 +101,7 @@ class CudaDevice:
                 rows=max_rows,
                 pages=min(limits.pages, max_rows * columns) + columns,  # those of the warm-up, too
                 sampling=self._sampler.words,
+                mask=self._sampler.mask_words,
                 device=device,
             )
             for planner in planners or (None, None)
@@ -148,8 +152,17 @@ class CudaDevice:
             with self._compute:
                 self._replay(slot, state, batch)
 
-    def sample(self, slot: int) -> None:
-        """Nothing: `launch` has enqueued it."""
+    def sample(self, slot: int, late: Late | None = None) -> None:
+        """Enqueue the sampling of late rows: `launch` has enqueued everybody else's."""
+        state = self._slots[slot]
+        assert state.batch is not None
+        if not state.batch.late.any():
+            return
+        if self._pending:  # this step, or one before it, has not been enqueued to its end
+            self._pending.append(self._sample_later(state, late))
+        else:
+            with torch.inference_mode(), self._compute:
+                self._sample_late(state, late)
 
     async def results(self, slot: int) -> Results:
         state = self._slots[slot]
@@ -207,6 +220,40 @@ class CudaDevice:
         self._replay(slot, state, batch)
         yield
 
+    def _sample_later(self, state: SlotBuffers, late: Late | None) -> Iterator[None]:
+        """Late sampling behind a launch that has not been enqueued to its end."""
+        self._sample_late(state, late)
+        yield
+
+    def _sample_late(self, state: SlotBuffers, late: Late | None) -> None:
+        """Sample the late rows, over what their step's launch has left for them, and end the step.
+
+        The stream's order makes that right: the logits are this step's until the next launch, and what is left by row
+        (last tokens, counts for penalties) is there before the next forward.
+        """
+        batch, logits, sampling, events = state.batch, state.logits, state.sampling, state.events
+        assert batch is not None and logits is not None and sampling is not None and events is not None
+        state.late.begin()
+        rows = None if late is None else self._sampler.stage_late(batch, late, state.late)
+        if rows is not None:
+            # Not on the compute stream: it is sent while the forward runs.
+            with self._send:
+                state.late.send()
+                events.sent.record(self._send)
+            self._compute.wait_event(events.sent)
+            state.errors = self._sampler.sample_late(rows, logits, self._rows.last, state)
+        self._sampler.logprobs(sampling, logits, state)
+        state.logits = state.sampling = None
+        self._launched_all(state)
+
+    def _forwarded(self, state: SlotBuffers, batch: Batch, sampling: StepSampling, logits: Tensor) -> None:
+        """The forward is enqueued and everybody has been sampled who could be: end the step, or wait for `sample`."""
+        if batch.late.any():
+            state.logits, state.sampling = logits, sampling
+        else:
+            self._sampler.logprobs(sampling, logits, state)
+            self._launched_all(state)
+
     def _launched_all(self, state: SlotBuffers) -> None:
         """The step is enqueued: behind it, the copy of what it samples."""
         assert state.events is not None
@@ -222,15 +269,19 @@ class CudaDevice:
         count = len(batch.rows)
         size = self._graphs.size(count)
         assert len(batch.new_pages) <= size
-        rows, counts = self._stage_decode(state, size, batch.rows, batch.starts, batch.counts, batch.new_pages)[::2]
+        counts = self._stage_decode(state, size, batch.rows, batch.starts, batch.counts, batch.new_pages)[2]
+        sampling = self._sampler.prepare(batch, size, state.staging)
         self._to_device(state)
         state.events.began.record(self._compute)
         self._graphs.replay(slot, size)
         state.kind, state.size = size, size
-        if self._sampler.needed(batch):
-            with torch.inference_mode():
-                self._sampler.sample(self._logits[:size], batch, rows, counts, self._rows.last, state)
-        self._launched_all(state)
+        if sampling is GREEDY:
+            self._forwarded(state, batch, sampling, self._logits)
+            return
+        with torch.inference_mode():
+            logits = self._logits[:size]
+            self._sampler.sample(sampling, logits, counts, self._rows.last, state)
+            self._forwarded(state, batch, sampling, logits)
 
     def _stage_decode(
         self,
@@ -312,57 +363,71 @@ class CudaDevice:
         new_pages = staging.put(batch.new_pages)
         pages = staging.put(self._tables[np.repeat(batch.rows, counts), columns])
         admitted = self._sampler.stage(batch.admitted, staging)
+        sampling = self._sampler.prepare(batch, len(batch.rows), staging)
+        scorers = [Scorer(staging.put(scored.targets), scored.top) for scored in batch.scored]
         yield
         self._to_device(state)
         state.events.began.record(self._compute)
         if len(new_pages):
             update_tables(self._rows.tables, new_pages.view(-1, 3), len(batch.new_pages))
         if admitted is not None:
-            self._sampler.admit(*admitted)
+            self._sampler.admit(*admitted, batch.admitted)
         yield
         of_tokens = inputs.view(3, -1)[:, : len(batch.tokens)]
         step = MixedInput(tokens=of_tokens[0], positions=of_tokens[1], rows=of_tokens[2], ends=step_ends)
         if not isinstance(self._decoder, FusedDecoder):
-            logits = self._reference(step, batch, rows, int(counts.max()))
+            logits = self._reference(step, batch, rows, int(counts.max()), scorers)
         else:
             assert state.planner is not None
             state.planner.plan(starts, lengths, pages)
+            scored = [
+                (begin, begin + len(asked.targets), scorer.take)
+                for asked, scorer in zip(batch.scored, scorers, strict=True)
+                for begin in (int(ends[asked.index] - lengths[asked.index]),)
+            ]
             yield
             if size is None:
-                logits = yield from self._decoder.mixed(step, self._rows, state.planner)
+                logits = yield from self._decoder.mixed(step, self._rows, state.planner, scored=scored)
             else:
                 assert self._activations is not None
                 self._inputs[: inputs.numel()].copy_(inputs)
                 logits = yield from self._decoder.mixed(
-                    step, self._rows, state.planner, self._activations.first(size), partial(self._replay_piece, size)
+                    step,
+                    self._rows,
+                    state.planner,
+                    self._activations.first(size),
+                    partial(self._replay_piece, size),
+                    scored,
                 )
         # Steps with prompts take as long as they have tokens, about.
         state.kind, state.size = -len(batch.tokens).bit_length(), len(batch.rows)
-        if self._sampler.needed(batch):
-            self._sampler.sample(logits, batch, rows, row_counts, self._rows.last, state)
-        else:
+        state.scores = [scorer.scores() for scorer in scorers]
+        if sampling.drawn is None:
             self._sampler.greedy(logits, rows, self._rows.last, state)
-        self._launched_all(state)
+        self._sampler.sample(sampling, logits, row_counts, self._rows.last, state)
+        self._forwarded(state, batch, sampling, logits)
 
     def _replay_piece(self, size: int, piece: int) -> None:
         assert self._pieces is not None
         self._pieces.replay(size, piece)
 
-    def _reference(self, step: MixedInput, batch: Batch, rows: Tensor, columns: int) -> Tensor:
+    def _reference(self, step: MixedInput, batch: Batch, rows: Tensor, columns: int, scorers: list[Scorer]) -> Tensor:
         """The same by the reference decoder."""
         assert isinstance(self._decoder, Decoder) and self._kv is not None
         tokens = torch.where(step.tokens < 0, self._rows.last[step.rows], step.tokens)
-        return self._decoder.forward(
-            StepInput(
-                tokens=tokens.long(),
-                starts=step.ends,  # the reference plans on the host
-                lengths=step.ends,
-                tables=self._rows.tables[rows, :columns],
-                host_starts=batch.starts,
-                host_lengths=batch.lengths,
-            ),
-            self._kv,
+        given = StepInput(
+            tokens=tokens.long(),
+            starts=step.ends,  # the reference plans on the host
+            lengths=step.ends,
+            tables=self._rows.tables[rows, :columns],
+            host_starts=batch.starts,
+            host_lengths=batch.lengths,
         )
+        if not scorers:
+            return self._decoder.forward(given, self._kv)
+        takers = {asked.index: scorer.take for asked, scorer in zip(batch.scored, scorers, strict=True)}
+        counts = {asked.index: len(asked.targets) for asked in batch.scored}
+        return self._decoder.forward_scored(given, self._kv, counts, lambda index, logits: takers[index](logits))
 
     def _to_device(self, state: SlotBuffers) -> None:
         assert state.events is not None
@@ -383,6 +448,10 @@ class CudaDevice:
                 counts=np.zeros(1, np.int32),
                 tokens=np.zeros(tokens, np.int32),
                 new_pages=none.reshape(0, 3),
+                partial=np.zeros(1, np.bool_),
+                late=np.zeros(1, np.bool_),
+                # What is reported of every token of the long one is the most that can be asked for, too.
+                scored=[Scored(index=0, targets=np.zeros(tokens, np.int32), top=MAX_LOGPROBS)] if tokens > 1 else [],
             )
             for _ in self._enqueue(state, batch):
                 pass

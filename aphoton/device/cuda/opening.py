@@ -27,6 +27,8 @@ CAPABILITY = (8, 0)
 """Of the oldest GPUs with bfloat16 in their matrix units."""
 LOGITS = 16
 """Bytes by row and token of the vocabulary that log-probabilities take: float32, several times."""
+SAMPLER = 9
+"""Bytes by row and token of the vocabulary that the sampler keeps: counts, float32 logits, two bits of masks."""
 MOST_GROUP = 64
 """Query heads that may share a KV head."""
 SHARE = 0.9
@@ -124,7 +126,7 @@ def _open(source: Source, config: EngineConfig, progress: Progress | None, devic
     prompt_tokens = min(config.max_step_tokens, config.max_rows * source.max_model_len)
     step_tokens = max(prompt_tokens, source.max_model_len)
     reserve = _working_memory(shape.intermediate_size + shape.hidden_size, step_tokens, dtype) + (1 << 30)
-    reserve += config.max_rows * shape.vocab_size * LOGITS
+    reserve += config.max_rows * shape.vocab_size * (LOGITS + SAMPLER)
     with ALLOCATOR:
         torch.cuda.empty_cache()  # what an engine before left with torch
     free = torch.cuda.mem_get_info(device)[0]

@@ -1,38 +1,91 @@
 """`CudaSampler`: from logits to tokens, on the device."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from aphoton.device.base import Batch, Limits
+from aphoton.device.base import Batch, Late, Limits
 from aphoton.device.cuda.slot import SlotBuffers
-from aphoton.device.cuda.staging import Staging
+from aphoton.device.cuda.staging import ALIGNED, Staging
 from aphoton.kernels.triton.argmax import argmax, argmax_scratch
-from aphoton.kernels.triton.sample import SamplerState, sample
-from aphoton.sampling import RowSampling
+from aphoton.kernels.triton.sample import SamplerState, adjust, sample, sample_ruled
+from aphoton.sampling import LogitsProcessor, RowSampling
 from aphoton.sampling.params import MAX_LOGPROBS, MAX_STOPS
+from aphoton.sampling.scorer import logprobs
 
-__all__ = ["CudaSampler"]
+__all__ = ["GREEDY", "CudaSampler", "LateRows", "StepSampling"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepSampling:
+    """What a step takes beside `CudaSampler.greedy`. Tensors are int32, on the device.
+
+    :ivar drawn: [n] the rows, 0 in place of those that something else samples; None when nothing is drawn.
+    :ivar ruled: places in the batch, rows and counts of those whose own rules change their logits.
+    :ivar logprobs: alternatives, the most that any row asks for; -1: no log-probabilities.
+    """
+
+    drawn: Tensor | None = None
+    ruled: tuple[Tensor, Tensor, Tensor] | None = None
+    logprobs: int = -1
+
+
+GREEDY = StepSampling()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateRows:
+    """What a step samples late: m rows, as int32 tensors on the device.
+
+    :ivar many: m.
+    :ivar places, rows, counts: [m or more] in the batch, on the engine, tokens sampled before.
+    :ivar masked: [m or more] which of the masks a row has; -1: none.
+    :ivar masks: [k * mask_words] packed; None when there are none.
+    :ivar processors: (index among the m, index in the batch, processor, output so far).
+    """
+
+    many: int
+    places: Tensor
+    rows: Tensor
+    counts: Tensor
+    masked: Tensor
+    masks: Tensor | None
+    processors: list[tuple[int, int, LogitsProcessor, list[int]]]
 
 
 class CudaSampler:
     """The rows' sampler state, on the device for the draw and on the host for the choice of kernel.
 
-    Most steps are greedy, and their sampler is part of the step's graph. A step in which a row draws, must not end
-    yet, or wants log-probabilities is sampled again behind that, by a kernel that knows it all.
+    Most steps are greedy, and their sampler is part of the step's graph. Behind that, rows that draw or must not end
+    yet are sampled again by a kernel that knows it all; rows with rules of their own (bias, allowed ids, penalties),
+    and late ones, by another pair of kernels, for as many rows as there are. Each overwrites what came before.
+
+    A row of which nothing is sampled yet, as its prompt goes on, may get a token in `greedy`: it is never read, for a
+    prompt's last part has its own sampling before a token of the row is fed. No other kernel has it.
     """
 
     def __init__(self, *, max_rows: int, limits: Limits, device: torch.device) -> None:
         self._scratch = argmax_scratch(max_rows, limits.vocab_size, device)
-        self._state = SamplerState(max_rows, MAX_STOPS + len(limits.eos_token_ids), device)
+        max_banned = MAX_STOPS + len(limits.eos_token_ids)
+        self._state = SamplerState(max_rows, max_banned, limits.vocab_size, device)
+        self._special = np.zeros(max_rows + 1, np.bool_)  # any of the three below
         self._draws = np.zeros(max_rows + 1, np.bool_)
-        self._min_tokens = np.zeros(max_rows + 1, np.int32)
+        self._ruled = np.zeros(max_rows + 1, np.bool_)
         self._logprobs = np.full(max_rows + 1, -1, np.int32)
+        self._min_tokens = np.zeros(max_rows + 1, np.int32)
 
     @property
     def words(self) -> int:
         """int32 values that are sent for a row that begins."""
         return 1 + self._state.data.shape[1]
+
+    @property
+    def mask_words(self) -> int:
+        """int32 values of a row's mask."""
+        return self._state.mask_words
 
     def stage(self, admitted: list[RowSampling], staging: Staging) -> tuple[Tensor, Tensor] | None:
         """Pack the state of rows that begin; what `admit` takes, once it has been sent."""
@@ -40,48 +93,118 @@ class CudaSampler:
             return None
         rows = np.array([sampling.row for sampling in admitted], np.int32)
         self._draws[rows] = [sampling.temperature > 0 for sampling in admitted]
+        self._ruled[rows] = [sampling.ruled for sampling in admitted]
         self._min_tokens[rows] = [sampling.min_tokens for sampling in admitted]
         self._logprobs[rows] = [-1 if s.logprobs is None else s.logprobs for s in admitted]
+        self._special[rows] = self._draws[rows] | self._ruled[rows] | (self._logprobs[rows] >= 0)
         return staging.put(rows), staging.put(self._state.records(admitted))
 
-    def admit(self, rows: Tensor, state: Tensor) -> None:
-        """Enqueue the update of the rows' state."""
-        self._state.data.index_copy_(0, rows.long(), state.view(len(rows), -1))
+    def admit(self, rows: Tensor, state: Tensor, admitted: list[RowSampling]) -> None:
+        """Enqueue the update of the rows' state.
 
-    def needed(self, batch: Batch) -> bool:
-        """Whether the step takes more than `greedy`."""
-        rows = batch.rows
-        special = self._draws[rows] | (self._logprobs[rows] >= 0) | (batch.counts < self._min_tokens[rows])
-        return bool(special.any())
+        :param admitted: as given to `stage`.
+        """
+        self._state.data.index_copy_(0, rows.long(), state.view(len(rows), -1))
+        self._state.admit_rules(admitted)
+
+    def prepare(self, batch: Batch, size: int, staging: Staging) -> StepSampling:
+        """Choose the kernels of a step, and pack what they take beside rows and counts.
+
+        :param size: of the batch, with its padding.
+        """
+        rows, counts = batch.rows, batch.counts
+        if not (self._special[rows].any() or (counts < self._min_tokens[rows]).any()):
+            return GREEDY
+        # Row 0 has no state and asks for nothing: it stands for a row that is not sampled now, or not by this kernel.
+        now = np.where(batch.partial | batch.late, np.int32(0), rows)
+        ruled = self._ruled[now]
+        plain = np.where(ruled, np.int32(0), now)
+        draws = bool((self._draws[plain] | (counts < self._min_tokens[plain])).any())
+        places = np.flatnonzero(ruled).astype(np.int32)
+        return StepSampling(
+            drawn=staging.put(plain, size) if draws else None,
+            ruled=(staging.put(places), staging.put(rows[places]), staging.put(counts[places]))
+            if len(places)
+            else None,
+            logprobs=int(self._logprobs[np.where(batch.partial, np.int32(0), rows)].max()),
+        )
 
     def greedy(self, logits: Tensor, rows: Tensor, last: Tensor, slot: SlotBuffers) -> None:
         """Enqueue the likeliest token of each row."""
         argmax(logits, rows, last, slot.tokens, slot.finite, self._scratch)
 
-    def sample(
-        self, logits: Tensor, batch: Batch, rows: Tensor, counts: Tensor, last: Tensor, slot: SlotBuffers
-    ) -> None:
-        """Enqueue the draw of each row, and the log-probabilities that rows ask for."""
-        sample(logits, rows, counts, self._state, last, slot.tokens, slot.finite)
-        wanted = int(self._logprobs[batch.rows].max())
-        if wanted < 0:
-            return
-        slot.extra = _logprobs(logits, slot.tokens, wanted)
+    def sample(self, step: StepSampling, logits: Tensor, counts: Tensor, last: Tensor, slot: SlotBuffers) -> None:
+        """Enqueue what the step takes beside `greedy`, but for late rows and log-probabilities.
+
+        Where anything is drawn, `greedy` need not come before: that kernel samples everybody.
+        """
+        if step.drawn is not None:
+            sample(logits, step.drawn, counts, self._state, last, slot.tokens, slot.finite)
+        if step.ruled is not None:
+            adjust(logits, *step.ruled, None, None, self._state, many=len(step.ruled[0]))
+            sample_ruled(*step.ruled, self._state, last, slot.tokens, slot.finite, many=len(step.ruled[0]))
+
+    def stage_late(self, batch: Batch, late: Late, staging: Staging) -> LateRows | None:
+        """Pack what `sample_late` takes. None: there is no such row."""
+        places, masks = late.masked, late.masks
+        masked: NDArray[np.int32] = np.arange(len(places), dtype=np.int32)
+        if late.processors:
+            others = np.setdiff1d(np.array([index for index, _, _ in late.processors], np.int32), places)
+            places = np.concatenate((places, others))
+            masked = np.concatenate((masked, np.full(len(others), -1, np.int32)))
+        many = len(places)
+        if not many:
+            return None
+        assert batch.late[places].all(), "only what was launched as late is sampled late: it would be counted twice"
+        # Each of the four begins at a multiple of four: see `Staging`.
+        packed = np.zeros((4, -(-many // ALIGNED) * ALIGNED), np.int32)
+        packed[:, :many] = places, batch.rows[places], batch.counts[places], masked
+        sent = staging.put(packed).view(packed.shape).unbind()
+        at = {place: index for index, place in enumerate(places.tolist())} if late.processors else {}
+        return LateRows(
+            many=many,
+            places=sent[0],
+            rows=sent[1],
+            counts=sent[2],
+            masked=sent[3],
+            masks=staging.put(masks.view(np.int32)) if len(masks) else None,
+            processors=[(at[index], index, processor, output) for index, processor, output in late.processors],
+        )
+
+    def sample_late(self, late: LateRows, logits: Tensor, last: Tensor, slot: SlotBuffers) -> dict[int, Exception]:
+        """Enqueue the sampling of late rows, over what `greedy` has left for them. What processors raise, by index."""
+        rows = late.places, late.rows, late.counts
+        masks = late.masked, late.masks
+        errors: dict[int, Exception] = {}
+        adjust(logits, *rows, *masks, self._state, many=late.many, hard=not late.processors)
+        if late.processors:
+            for at, index, processor, output in late.processors:
+                try:
+                    processor(output, self._state.adjusted[at])
+                except Exception as error:
+                    errors[index] = error
+            adjust(logits, *rows, *masks, self._state, many=late.many, soft=False)
+        sample_ruled(*rows, self._state, last, slot.tokens, slot.finite, many=late.many)
+        return errors
+
+    def logprobs(self, step: StepSampling, logits: Tensor, slot: SlotBuffers) -> None:
+        """Enqueue the log-probabilities of what has been sampled, if any row asks."""
+        if step.logprobs >= 0:
+            slot.extra = logprobs(logits, slot.tokens, step.logprobs)
 
     def warm_up(self, logits: Tensor) -> None:
-        """Enqueue what is most that a step may ask for, of the padding row, so that it takes no memory later."""
+        """Enqueue all that a step may ask for, of the padding row, so that nothing is compiled and no memory is taken
+        later."""
         rows = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
-        tokens, finite = torch.zeros_like(rows), torch.zeros_like(rows)
-        sample(logits, rows, rows, self._state, torch.zeros_like(rows), tokens, finite)
-        _logprobs(logits, tokens, MAX_LOGPROBS)
-
-
-def _logprobs(logits: Tensor, tokens: Tensor, wanted: int) -> tuple[Tensor, ...]:
-    """Log-probabilities of ``tokens``; if any are ``wanted``, also ids and log-probabilities of the likeliest."""
-    values = logits.float()
-    normalizer = values.logsumexp(dim=1, keepdim=True)
-    chosen = (values.gather(1, tokens.long()[:, None]) - normalizer).squeeze(1)
-    if not wanted:
-        return (chosen,)
-    top = values.topk(min(wanted, values.shape[1]), dim=1)
-    return chosen, top.indices.int(), top.values - normalizer
+        last, tokens = torch.zeros_like(rows), torch.zeros_like(rows)
+        masks = torch.zeros(1, self.mask_words, dtype=torch.int32, device=logits.device)
+        # Places from 0 on: all rows would write to one.
+        places = torch.arange(len(logits), dtype=torch.int32, device=logits.device)
+        # In a batch of any size, what is finite may begin anywhere: kernels are compiled for aligned places and others.
+        for finite in (torch.zeros_like(rows), torch.zeros(len(rows) + 1, dtype=torch.int32, device=logits.device)[1:]):
+            sample(logits, rows, rows, self._state, last, tokens, finite)
+            adjust(logits, places, rows, rows, None, None, self._state, many=len(rows), hard=False)
+            adjust(logits, places, rows, rows, rows, masks, self._state, many=len(rows), soft=False)
+            adjust(logits, places, rows, rows, None, None, self._state, many=len(rows))
+            sample_ruled(places, rows, rows, self._state, last, tokens, finite, many=len(rows))
+        logprobs(logits, tokens, MAX_LOGPROBS)

@@ -5,12 +5,13 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from aphoton.device.base import Batch, Results
+from aphoton.device.base import Batch, Results, Scores
 from aphoton.device.cuda.clock import StepEvents
 from aphoton.device.cuda.staging import ALIGNED, Staging
 
-if TYPE_CHECKING:  # it brings FlashInfer, which the torch kernels do without
-    from aphoton.attention.flashinfer import PrefillPlanner
+if TYPE_CHECKING:
+    from aphoton.attention.flashinfer import PrefillPlanner  # it brings FlashInfer, which the torch kernels do without
+    from aphoton.device.cuda.sampler import StepSampling
 
 __all__ = ["SlotBuffers"]
 
@@ -21,6 +22,11 @@ class SlotBuffers:
     :ivar tokens, finite: [size] int32 on the device, what the step samples, and whether its logits were finite.
     :ivar extra: log-probabilities on the device, of a step that was asked for them: those of the chosen tokens, and
         perhaps ids and log-probabilities of the likeliest.
+    :ivar scores: of the rows that are scored, on the device: log-probabilities, and ids and those of the likeliest.
+    :ivar logits, sampling: of a step with late rows, until these have been sampled. Hazard: decode steps of both slots
+        have one buffer of logits, so that must be enqueued before the next launch is.
+    :ivar late: where what late rows wait for is sent.
+    :ivar errors: what processors raised.
     :ivar kind: steps of one kind take about as long.
     """
 
@@ -32,11 +38,17 @@ class SlotBuffers:
         rows: int,
         pages: int,
         sampling: int,
+        mask: int,
         device: torch.device,
     ) -> None:
-        """:param sampling: int32 values that the sampler may send for each row that begins."""
+        """:param sampling: int32 values that the sampler may send for each row that begins.
+        :param mask: int32 values of a row's mask.
+        """
         self.planner = planner
-        self.staging = Staging(3 * tokens + 6 * rows + 4 * pages + rows * (sampling + ALIGNED) + 16 * ALIGNED, device)
+        # Three values for each token and a target where it is scored; ten for each row, and where a scored one begins.
+        size = 4 * tokens + 10 * rows + 4 * pages + rows * (sampling + 2 * ALIGNED) + 16 * ALIGNED
+        self.staging = Staging(size, device)
+        self.late = Staging(rows * (4 + mask) + 8 * ALIGNED, device)
         self._sampled = torch.zeros(2 * rows, dtype=torch.int32, device=device)
         self._pinned = torch.zeros(2 * rows, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._host = self._pinned.numpy()
@@ -46,7 +58,12 @@ class SlotBuffers:
         self.batch: Batch | None = None
         self.events: StepEvents | None = None
         self.extra: tuple[Tensor, ...] | None = None
+        self.scores: list[tuple[Tensor, Tensor, Tensor]] = []
+        self.logits: Tensor | None = None
+        self.sampling: StepSampling | None = None
+        self.errors: dict[int, Exception] = {}
         self._fetched: tuple[Tensor, ...] | None = None
+        self._fetched_scores: list[tuple[Tensor, ...]] = []
 
     @property
     def tokens(self) -> Tensor:
@@ -61,6 +78,7 @@ class SlotBuffers:
         self._pinned[: 2 * self.size].copy_(self._sampled[: 2 * self.size], non_blocking=True)
         if self.extra is not None:
             self._fetched = tuple(_pinned_copy(tensor) for tensor in self.extra)
+        self._fetched_scores = [tuple(_pinned_copy(tensor) for tensor in scores) for scores in self.scores]
 
     def results(self, began: float, ended: float) -> Results:
         """What has been fetched."""
@@ -75,11 +93,17 @@ class SlotBuffers:
             logprobs=chosen,
             top_ids=ids,
             top_logprobs=values,
+            scores=[
+                Scores(index=scored.index, logprobs=own.numpy(), top_ids=top.numpy(), top_logprobs=likeliest.numpy())
+                for scored, (own, top, likeliest) in zip(self.batch.scored, self._fetched_scores, strict=True)
+            ],
+            errors=self.errors,
         )
 
     def clear(self) -> None:
         """The results have been read: everything is the next step's."""
-        self.batch = self.events = self.extra = self._fetched = None
+        self.batch = self.events = self.extra = self._fetched = self.logits = self.sampling = None
+        self.scores, self._fetched_scores, self.errors = [], [], {}
 
 
 def _pinned_copy(tensor: Tensor) -> Tensor:

@@ -2,12 +2,10 @@
 
 from typing import TYPE_CHECKING, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from aphoton.config import EngineConfig
-from aphoton.device.base import Batch
 from aphoton.device.cuda.graphs import buckets
 from aphoton.device.cuda.sampler import CudaSampler
 from aphoton.device.cuda.slot import SlotBuffers
@@ -68,16 +66,17 @@ def _sample(source: Source, config: EngineConfig, dtype: torch.dtype) -> None:
     """Either sampler. These tensors are real: whether what they write is aligned depends on the size of the batch."""
     device = torch.device("cpu")
     sampler = CudaSampler(max_rows=config.max_rows, limits=source.limits(1, dtype, "fused"), device=device)
-    slot = SlotBuffers(None, tokens=1, rows=config.max_rows, pages=1, sampling=sampler.words, device=device)
+    # What is finite begins behind the tokens, of a batch of any size.
+    for size in range(1, min(4, config.max_rows) + 1):
+        sampler.warm_up(torch.empty(size, source.config.vocab_size, dtype=dtype))
+    slot = SlotBuffers(
+        None, tokens=1, rows=config.max_rows, pages=1, sampling=sampler.words, mask=sampler.mask_words, device=device
+    )
     last = torch.zeros(config.max_rows + 1, dtype=torch.int32)
     for size in range(1, min(4, config.max_rows) + 1):
-        logits = torch.empty(size, source.config.vocab_size, dtype=dtype)
-        rows = torch.zeros(size, dtype=torch.int32)
-        none = np.zeros(size, np.int32)
-        batch = Batch(rows=none, starts=none, lengths=none, counts=none, tokens=none, new_pages=none[:0].reshape(0, 3))
         slot.size = size
-        sampler.greedy(logits, rows, last, slot)
-        sampler.sample(logits, batch, rows, rows, last, slot)
+        logits = torch.empty(size, source.config.vocab_size, dtype=dtype)
+        sampler.greedy(logits, torch.zeros(size, dtype=torch.int32), last, slot)
 
 
 def _ints(*shape: int) -> Tensor:

@@ -88,8 +88,11 @@ def stand_in(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(torch, name, _without_pinning(getattr(torch, name)))
 
 
-def open_standin(source: Source, config: EngineConfig) -> Any:
-    """`open_cuda`, on the stand-in, in float32."""
+def open_standin(source: Source, config: EngineConfig, *, fused: bool = True) -> Any:
+    """`open_cuda`, on the stand-in, in float32.
+
+    :param fused: or else by the reference decoder.
+    """
     from aphoton.device.cuda.device import CudaDevice
     from aphoton.models.fused import FusedDecoder
 
@@ -99,13 +102,13 @@ def open_standin(source: Source, config: EngineConfig) -> Any:
     kv = source.kv_cache(config, dtype, pages, device)
     planners: Any = (TorchPlanner(config.page_size), TorchPlanner(config.page_size))
     return CudaDevice(
-        FusedDecoder(decoder, kv, positions=source.max_model_len, max_rows=config.max_rows),
+        FusedDecoder(decoder, kv, positions=source.max_model_len, max_rows=config.max_rows) if fused else decoder,
         kv,
         source.limits(pages, dtype, "fused"),
         max_rows=config.max_rows,
         prompt_tokens=config.max_step_tokens,
         max_step_tokens=max(config.max_step_tokens, source.max_model_len),
-        planners=planners,
+        planners=planners if fused else None,
         device=device,
     )
 

@@ -3,7 +3,8 @@
 import asyncio
 import importlib.util
 import random
-from collections.abc import Generator, Iterator
+import re
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -52,10 +53,15 @@ def ids(completions: list[Completion]) -> list[tuple[int, ...]]:
 
 @pytest.fixture
 def one_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every decode step in a batch of the same size: cuBLAS chooses its kernels, and so its rounding, by size."""
+    """The same batches whatever the pipeline: cuBLAS chooses its kernels, and so its rounding, by size.
+
+    Every decode step is one of all rows, and the whole crowd is there before the first step.
+    """
+    from aphoton import engine
     from aphoton.device.cuda import device
 
     monkeypatch.setattr(device, "buckets", lambda max_rows: [max_rows])
+    monkeypatch.setattr(engine, "SUBMISSIONS", 1000)
 
 
 @pytest.mark.parametrize("sampling", [{}, {"temperature": 0.8, "top_p": 0.9, "top_k": 50, "seed": 7}])
@@ -238,3 +244,138 @@ async def test_closed_in_the_middle() -> None:
 )
 async def test_other_settings(settings: dict[str, Any]) -> None:
     assert [len(one.token_ids) for one in await run(3, **settings)] == [40, 41, 42]
+
+
+def prefer_later(output: Sequence[int], logits: torch.Tensor) -> None:
+    """A processor: tokens that depend on how many there are, and nothing that is read back."""
+    logits[: 100 + len(output)] -= 5.0
+
+
+RULES: list[dict[str, Any]] = [
+    {},
+    {"presence_penalty": 1.5, "frequency_penalty": 0.5, "repetition_penalty": 1.3},
+    {"temperature": 0.9, "seed": 5, "logit_bias": {7: 6.0, 4000: 5.0, 48000: -100.0}},
+    {"allowed_token_ids": list(range(100, 164)), "frequency_penalty": 2.0},
+    {"regex": "[a-z]{60}", "temperature": 1.0, "seed": 6},
+    {"processor": prefer_later, "logprobs": 3},
+    {"temperature": 1.0, "top_p": 0.9, "seed": 7, "min_tokens": 9},
+    {"regex": "([0-9]{3} ){40}", "repetition_penalty": 1.1, "logprobs": 0},
+]
+"""One for each request in turn: what is late, what is not, and what has no rules, in one batch."""
+
+
+async def run_rules(count: int = 32, **settings: Any) -> list[Completion]:
+    async with Engine(LARGER, **{**SETTINGS, **settings}) as engine:
+        done = await asyncio.gather(
+            *(
+                engine.generate(prompt, max_tokens=40 + index % 7, ignore_eos=True, **RULES[index % len(RULES)])
+                for index, prompt in enumerate(prompts(count))
+            )
+        )
+        await idle(engine)
+        return done
+
+
+@pytest.mark.usefixtures("one_size")
+async def test_depth_changes_no_token_of_any_rule() -> None:
+    one, two = await run_rules(pipeline_depth=1), await run_rules()
+    assert ids(one) == ids(two)
+    # And rows without rules have what they have among their like.
+    plain = ids(await run(32, model=LARGER))
+    assert [tokens for index, tokens in enumerate(ids(two)) if index % len(RULES) == 0] == plain[:: len(RULES)]
+    for index, done in enumerate(two):
+        rule = RULES[index % len(RULES)]
+        if "allowed_token_ids" in rule:
+            assert set(done.token_ids) <= set(rule["allowed_token_ids"])
+        if rule.get("regex") == "[a-z]{60}":
+            assert re.fullmatch("[a-z]+", done.text)
+        if "logprobs" in rule:
+            assert done.logprobs is not None and len(done.logprobs) == len(done.token_ids)
+
+
+async def test_penalties_are_those_of_the_reference() -> None:
+    """The plain torch path has the same sampler: its logits differ by rounding, so the tokens agree for a while."""
+    rule = RULES[1]
+    fused = ids(await run(16, sampling=rule))
+    plain = ids(await run(16, sampling=rule, kernels="torch"))
+    # Random weights have near ties, which rounding decides: not all of the first tokens are equal without rules either.
+    assert sum(ours[0] == theirs[0] for ours, theirs in zip(fused, plain, strict=True)) >= 12
+    assert all(len(set(tokens)) > 1 for tokens in fused)
+
+
+async def test_penalties_and_bias_do_what_they_say() -> None:
+    async with Engine(MODEL, **SETTINGS) as engine:
+        forced, once, never = await asyncio.gather(
+            engine.generate([1, 2], max_tokens=20, ignore_eos=True, logit_bias={77: 100.0}),
+            engine.generate(
+                [1, 2],
+                max_tokens=8,
+                ignore_eos=True,
+                allowed_token_ids=list(range(40, 48)),
+                presence_penalty=2.0,
+                logit_bias={token: 0.001 * token for token in range(40, 48)},
+                frequency_penalty=2.0,
+            ),
+            engine.generate([1, 2], max_tokens=20, ignore_eos=True, logit_bias={5: 100.0, 6: 100.0}, min_tokens=20),
+        )
+    assert set(forced.token_ids) == {77}
+    assert len(set(once.token_ids)) > 1 and set(once.token_ids) <= set(range(40, 48))
+    assert set(never.token_ids) <= {5, 6}
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+async def test_prompt_logprobs_do_not_depend_on_the_chunks(kernels: str) -> None:
+    prompt = [(7 * i) % 40000 for i in range(300)]
+    found = []
+    for step in (64, 1024):
+        async with Engine(MODEL, **{**SETTINGS, "max_step_tokens": step, "kernels": kernels}) as engine:
+            done = await engine.generate(prompt, max_tokens=2, prompt_logprobs=2)
+            assert done.prompt_logprobs is not None and len(done.prompt_logprobs) == len(prompt)
+            assert done.prompt_logprobs[0] is None
+            found.append([one for one in done.prompt_logprobs if one is not None])
+    for one, other in zip(*found, strict=True):
+        assert one.token_id == other.token_id
+        assert abs(one.logprob - other.logprob) < 0.1 and abs(one.top[0][1] - other.top[0][1]) < 0.1
+
+
+async def test_no_rule_waits_for_the_device() -> None:
+    async with Engine(MODEL, **SETTINGS) as engine:
+        # Once before: a grammar is compiled, pinned memory is taken.
+        for mode in ("default", "error"):
+            torch.cuda.set_sync_debug_mode(mode)
+            try:
+                await asyncio.gather(
+                    *(engine.generate([1, 2, 3] * 20, max_tokens=20, ignore_eos=True, **rule) for rule in RULES),
+                    engine.generate([4, 5, 6] * 30, max_tokens=2, prompt_logprobs=3),
+                )
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+
+
+async def test_rules_take_no_memory_from_the_driver() -> None:
+    async with Engine(MODEL, **SETTINGS) as engine:
+        before = torch.cuda.memory_reserved()
+        for _ in range(3):
+            await asyncio.gather(
+                *(
+                    engine.generate([number], max_tokens=10, ignore_eos=True, **RULES[number % len(RULES)])
+                    for number in range(64)
+                ),
+                engine.generate([9] * 700, max_tokens=2, prompt_logprobs=64),
+            )
+        assert torch.cuda.memory_reserved() == before
+
+
+async def test_a_processor_that_fails_ends_its_request_only() -> None:
+    def fail(output: Sequence[int], logits: torch.Tensor) -> None:
+        if len(output) == 3:
+            raise LookupError("no such state")
+
+    async with Engine(MODEL, **SETTINGS) as engine:
+        ended = await asyncio.gather(
+            engine.generate([1], max_tokens=9, ignore_eos=True, processor=fail),
+            engine.generate([1], max_tokens=9, ignore_eos=True),
+            return_exceptions=True,
+        )
+        assert isinstance(ended[0], Exception) and isinstance(ended[1], Completion)
+        await idle(engine)

@@ -79,15 +79,26 @@ def main() -> None:
     compiled("argmax", "_partial", f"{BF16} {INT32}", **logits)
     compiled("argmax", "_final", f"{INT32} {INT32} {INT32} {INT32} {INT32}", BLOCKS=24, PADDED=32, warps=1)
     logits = {"VOCAB": 128256, "BLOCK": 4096, "BLOCKS": 32}
-    compiled(
-        "sample",
-        "_sample",
-        f"{FP32} {INT32} {INT32} {INT32} {INT32} {INT32} {INT32}",
-        STATE=16,
-        PADDED=32,
-        warps=16,
-        **logits,
-    )
+    drawn = f"{FP32} {INT32} {INT32} {INT32} {INT32} {INT32} {INT32}"
+    none = {"places": None, "best_of": None, "seen": None}
+    compiled("sample", "_sample", drawn, STATE=16, PADDED=32, PARTS=0, PARTS_PADDED=1, warps=16, **none, **logits)
+    ruled = f"{drawn} {INT32} {INT32} {INT32}"
+    compiled("sample", "_sample", ruled, STATE=16, PADDED=32, PARTS=63, PARTS_PADDED=64, warps=16, **logits)
+    for soft, hard in ((True, True), (True, False), (False, True)):
+        compiled(
+            "sample",
+            "_adjust",
+            f"{BF16} {INT32} {INT32} {INT32} {INT32} {INT32} {INT32} {INT32} {INT32} {FP32} {INT32}",
+            STATE=16,
+            RULES=2048 + 2 * 4008,
+            MASK=4008,
+            BIAS=1024,
+            VOCAB=128256,
+            BLOCK=2048,
+            BLOCKS=63,
+            SOFT=soft,
+            HARD=hard,
+        )
 
 
 if __name__ == "__main__":

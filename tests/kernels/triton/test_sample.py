@@ -23,12 +23,12 @@ def run(
 ) -> tuple[list[int], list[int], list[int]]:
     """Tokens and finite of the kernel, and the tokens of the CPU's sampler. Rows are given out from the last."""
     batch = len(samplings)
-    state = sample.SamplerState(ROWS, 3, device)
+    state = sample.SamplerState(ROWS, 3, logits.shape[1], device)
     sampler = Sampler(max_rows=ROWS)
     rows = np.arange(ROWS, ROWS - batch, -1, dtype=np.int32)
     for row, sampling in zip(rows.tolist(), samplings, strict=True):
         sampling.row = row
-        state.admit(sampling)
+        state.admit([sampling])
         sampler.admit(sampling)
     last = torch.full((ROWS + 1,), -7, dtype=torch.int32, device=device)
     tokens, finite = (torch.full((batch,), -7, dtype=torch.int32, device=device) for _ in range(2))
@@ -174,23 +174,23 @@ def test_thresholds(filters: dict[str, float], kept: list[int], device: str) -> 
 
 
 @triton.jit
-def _uniforms(state, counts, out):
+def _uniforms(state, counts, out, STRIDE: tl.constexpr):
     b = tl.program_id(0)
-    tl.store(out + b, sample._uniform(state + b * 8, tl.load(counts + b)))
+    tl.store(out + b, sample._uniform(state + b * STRIDE, tl.load(counts + b)))
 
 
 def test_uniforms(device: str) -> None:
     generator = np.random.default_rng(0)
     seeds = np.array([0, 1, 2**63, 2**64 - 1, *generator.integers(0, 2**64, 20, dtype=np.uint64)], np.uint64)
     counts = np.array([0, 2**31 - 1, 1, 0, *generator.integers(0, 2**31, 20)], np.int32)
-    state = sample.SamplerState(len(seeds), 0, device)
+    state = sample.SamplerState(len(seeds), 0, 1, device)
     for row, seed in enumerate(seeds.tolist()):
-        state.admit(RowSampling(seed=seed, row=row))
+        state.admit([RowSampling(seed=seed, row=row)])
     out = torch.full((len(seeds),), torch.nan, dtype=torch.float64, device=device)
-    _uniforms[(len(seeds),)](state.data, torch.from_numpy(counts).to(device), out)
+    _uniforms[(len(seeds),)](state.data, torch.from_numpy(counts).to(device), out, STRIDE=state.data.shape[1])
     assert (out.cpu().numpy() == uniforms(seeds, counts)).all()
 
 
 def test_too_many_bans(device: str) -> None:
     with pytest.raises(ValueError, match="4 banned tokens are more than 3"):
-        sample.SamplerState(2, 3, device).admit(RowSampling(seed=0, row=1, banned=(1, 2, 3, 4)))
+        sample.SamplerState(2, 3, 9, device).admit([RowSampling(seed=0, row=1, banned=(1, 2, 3, 4))])

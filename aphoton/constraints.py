@@ -1,0 +1,113 @@
+"""`Constraints`: what may be sampled for a request, token by token, compiled from its parameters."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import anyio.to_thread
+
+from aphoton.errors import InvalidRequest
+from aphoton.sampling import (
+    AllowedTokens,
+    BadWords,
+    CompiledGrammar,
+    Grammar,
+    GrammarCompiler,
+    Masker,
+    Rules,
+    SamplingParams,
+)
+from aphoton.text import Tokenizer
+
+__all__ = ["Constraints"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """Made once for a request; each of its sequences has a masker of its own.
+
+    :ivar grammar: what its outputs are; None: anything.
+    :ivar banned: ids that must never come: where nothing else is asked for a bias says so, and the host does nothing.
+    :ivar words: runs of ids that must not be completed, those of one id included.
+    :ivar allowed: the only ids that may come; None: all.
+    """
+
+    vocab_size: int
+    grammar: Grammar | None
+    compiled: CompiledGrammar | None
+    banned: tuple[int, ...]
+    words: tuple[tuple[int, ...], ...]
+    allowed: tuple[int, ...] | None
+
+    @classmethod
+    async def of(
+        cls, params: SamplingParams, tokenizer: Tokenizer, vocab_size: int, compiler: GrammarCompiler
+    ) -> "Constraints":
+        """Off the loop, where it takes long.
+
+        :raises InvalidRequest: for a grammar that is not supported, or for words that leave nothing.
+        """
+        grammar = compiled = None
+        if params.constrained:
+            # A schema may be made from a type by code of the app's, and take what time it likes.
+            grammar = await anyio.to_thread.run_sync(_grammar, params, abandon_on_cancel=True)
+            compiled = await compiler.compile(grammar)
+        words: set[tuple[int, ...]] = set()
+        if params.bad_words:
+            words = await anyio.to_thread.run_sync(
+                _runs, params.bad_words, tokenizer, vocab_size, abandon_on_cancel=True
+            )
+        allowed = None if params.allowed_token_ids is None else tuple(params.allowed_token_ids)
+        banned = tuple(sorted(run[0] for run in words if len(run) == 1))
+        if len(banned) == vocab_size or (allowed is not None and set(banned).issuperset(allowed)):
+            raise InvalidRequest("bad_words", "leave no token that may come")
+        return cls(
+            vocab_size=vocab_size,
+            grammar=grammar,
+            compiled=compiled,
+            banned=banned,
+            words=tuple(sorted(words)),
+            allowed=allowed,
+        )
+
+    def masker(self, *, min_tokens: int, ends: Iterable[int]) -> Masker | None:
+        """For a sequence that begins. None: ``banned`` and ``allowed`` say it all.
+
+        :param min_tokens: tokens before ``ends`` may come, where there is a grammar: it knows when nothing else may.
+        """
+        maskers: list[Masker] = []
+        names: list[str] = []
+        if self.compiled is not None:
+            maskers.append(self.compiled.masker(min_tokens=min_tokens, banned=ends))
+            names.append(self.compiled.field)
+        if self.words and (maskers or len(self.words) > len(self.banned)):
+            maskers.append(BadWords(self.words, self.vocab_size))
+            names.append("bad_words")
+        if maskers and self.allowed is not None:  # the mask stands in its place
+            maskers.append(AllowedTokens(self.allowed, self.vocab_size))
+            names.append("allowed_token_ids")
+        return Rules(maskers, names) if len(maskers) > 1 else maskers[0] if maskers else None
+
+
+def _grammar(params: SamplingParams) -> Grammar:
+    grammar = Grammar.of(
+        json_schema=params.json_schema,
+        json_object=params.json_object,
+        regex=params.regex,
+        choices=None if params.choices is None else tuple(params.choices),
+        grammar=params.grammar,
+    )
+    assert grammar is not None
+    return grammar
+
+
+def _runs(words: Iterable[str], tokenizer: Tokenizer, vocab_size: int) -> set[tuple[int, ...]]:
+    """Words as tokens: as they are, in the midst of a word, and at the beginning of one.
+
+    Ids that the model does not have cannot come.
+    """
+    runs = set()
+    for word in words:
+        bare = word.lstrip(" ")
+        for form in {word, bare, f" {bare}"} if bare else {word}:
+            runs.add(tuple(tokenizer.encode(form, add_special_tokens=False, parse_special=False)))
+    return {run for run in runs if run and max(run) < vocab_size}

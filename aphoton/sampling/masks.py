@@ -1,0 +1,76 @@
+"""`fill_all`: the masks of many sequences at once."""
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from time import perf_counter
+
+import numpy as np
+from llguidance import LLExecutor
+from numpy.typing import NDArray
+
+from aphoton.sampling.grammarmasker import QUICK, GrammarMasker
+from aphoton.sampling.masker import Masker
+from aphoton.sampling.rules import Rules
+
+__all__ = ["fill_all"]
+
+THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
+FEW = 4
+"""Grammars that are not worth waking threads for."""
+
+
+@cache
+def _executor() -> LLExecutor:
+    return LLExecutor(THREADS)
+
+
+def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, Exception]:
+    """`Masker.fill` for several sequences: quick grammars are computed in parallel, on threads that llguidance keeps.
+
+    Sequences of one grammar take turns, for they share a lexer.
+
+    :param maskers: m of them, of which none is used by another thread meanwhile.
+    :param masks: [m, ceil(vocab_size / 32)], contiguous.
+    :returns: what was raised, by index; the masks of these mean nothing.
+    """
+    together: dict[int, GrammarMasker] = {}
+    if THREADS > 1 and len(maskers) >= FEW:
+        for i, masker in enumerate(maskers):
+            grammar = _grammar(masker)
+            if grammar is not None and grammar.quick and grammar.direct and not grammar.matcher.is_error():
+                together[i] = grammar
+        if len(together) < FEW:
+            together = {}
+    if together:
+        began = perf_counter()
+        _executor().unsafe_compute_mask_ptr(
+            [(grammar.matcher, i) for i, grammar in together.items()],
+            masks.ctypes.data,
+            masks.shape[1] * masks.itemsize,
+            len(masks),
+        )
+        # One of them took long, and nobody knows which: each is timed alone, off the loop, until it has been quick.
+        if perf_counter() - began > 2 * QUICK * (1 + len(together) // THREADS):
+            for grammar in together.values():
+                grammar.slow_down()
+    errors: dict[int, Exception] = {}
+    for i, masker in enumerate(maskers):
+        try:
+            computed = together.get(i)
+            if computed is None:
+                masker.fill(masks[i])
+                continue
+            computed.finish(masks[i])
+            if isinstance(masker, Rules):
+                masker.narrow(masks[i])
+        except Exception as error:
+            errors[i] = error
+    return errors
+
+
+def _grammar(masker: Masker) -> GrammarMasker | None:
+    """The part of a masker that takes time."""
+    if isinstance(masker, Rules):
+        masker = masker.first
+    return masker if isinstance(masker, GrammarMasker) else None

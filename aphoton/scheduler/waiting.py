@@ -1,0 +1,64 @@
+"""`Waiting`: the sequences without a row, in the order in which they get one."""
+
+import bisect
+import heapq
+from collections import OrderedDict
+from collections.abc import Iterator
+
+from aphoton.scheduler.sequence import Sequence
+
+__all__ = ["Waiting"]
+
+
+class Waiting:
+    """Lower priorities first; inside one, the order of arrival, which a preempted sequence keeps.
+
+    Arriving, leaving from the head and leaving from the middle cost the same however many wait.
+    """
+
+    def __init__(self) -> None:
+        self._fresh: dict[int, OrderedDict[Sequence, None]] = {}  # by priority, each in the order of arrival
+        self._returned: list[Sequence] = []  # preempted, which are few, in the order of this class
+        self._priorities: list[int] = []  # of ``_fresh``, lowest first
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __iter__(self) -> Iterator[Sequence]:
+        """In order. Nobody may come or leave meanwhile."""
+        if not self._returned and len(self._priorities) == 1:
+            return iter(self._fresh[self._priorities[0]])
+        fresh = (sequence for priority in self._priorities for sequence in self._fresh[priority])
+        return heapq.merge(self._returned, fresh, key=_order) if self._returned else fresh
+
+    def add(self, sequence: Sequence) -> None:
+        """Behind all of its priority that wait: it has come after them."""
+        fresh = self._fresh.get(sequence.priority)
+        if fresh is None:
+            fresh = self._fresh[sequence.priority] = OrderedDict()
+            bisect.insort(self._priorities, sequence.priority)
+        fresh[sequence] = None
+        self._count += 1
+
+    def put_back(self, sequence: Sequence) -> None:
+        """Where its arrival puts it: it was running."""
+        bisect.insort(self._returned, sequence, key=_order)
+        self._count += 1
+
+    def remove(self, sequence: Sequence) -> None:
+        fresh = self._fresh.get(sequence.priority)
+        if fresh is not None and sequence in fresh:
+            del fresh[sequence]
+            if not fresh:
+                del self._fresh[sequence.priority]
+                self._priorities.remove(sequence.priority)
+        else:
+            index = bisect.bisect_left(self._returned, _order(sequence), key=_order)
+            assert self._returned[index] is sequence, "it waits"
+            del self._returned[index]
+        self._count -= 1
+
+
+def _order(sequence: Sequence) -> tuple[int, int]:
+    return sequence.priority, sequence.arrival
