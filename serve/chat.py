@@ -103,13 +103,14 @@ class ChatReply:
         self.created = int(time.time())
         self.model = request.model
         self._with_tools = bool(wanted_tools(request))
+        self._forced = request.tool_choice not in (None, "auto", "none")
         self._many_calls = request.parallel_tool_calls is not False
         self._with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
         self._speakers: dict[int, Speaker] = {}
 
     def choice(self, choice: Choice) -> ChatChoice:
         """One whole answer."""
-        speaker = Speaker(self._with_tools, self._many_calls)
+        speaker = self._speaker()
         said = [*speaker.push(choice.text), *speaker.finish()]
         text = "".join(item for item in said if isinstance(item, str))
         calls = [ToolCallOut(id=c.id, function=c.function) for c in said if isinstance(c, ChunkCall)]
@@ -130,7 +131,7 @@ class ChatReply:
         chunks = []
         speaker = self._speakers.get(part.index)
         if speaker is None:
-            speaker = self._speakers[part.index] = Speaker(self._with_tools, self._many_calls)
+            speaker = self._speakers[part.index] = self._speaker()
             chunks.append(self._chunk(part.index, Delta(role="assistant", content="")))
         said = speaker.push(part.text)
         if part.finish_reason is not None:
@@ -145,6 +146,9 @@ class ChatReply:
         if part.finish_reason is not None:
             chunks.append(self._chunk(part.index, Delta(), finish=speaker.finish_reason(part.finish_reason)))
         return chunks
+
+    def _speaker(self) -> "Speaker":
+        return Speaker(ToolParser(forced=self._forced) if self._with_tools else None, self._many_calls)
 
     def _chunk(
         self, index: int, delta: Delta, *, finish: Finish | None = None, logprobs: ChatLogprobs | None = None
@@ -165,8 +169,8 @@ class ChatReply:
 class Speaker:
     """What one answer says: text, and calls of tools if there are any."""
 
-    def __init__(self, with_tools: bool, many_calls: bool) -> None:
-        self._parser = ToolParser() if with_tools else None
+    def __init__(self, parser: ToolParser | None, many_calls: bool) -> None:
+        self._parser = parser
         self._many = many_calls
         self._calls = 0
 

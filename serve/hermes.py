@@ -9,7 +9,7 @@ import msgspec
 
 from aphoton.errors import InvalidRequest
 
-__all__ = ["BEGIN", "END", "ToolCall", "ToolParser", "call_grammar", "with_tools"]
+__all__ = ["BEGIN", "END", "ToolCall", "ToolParser", "call_schema", "with_tools"]
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
@@ -43,7 +43,9 @@ class ToolParser:
     text, tags included: the client sees what the model said.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, forced: bool = False) -> None:
+        """:param forced: the answer is one call and nothing else, without tags: see `call_schema`."""
+        self._forced = forced
         self._held = ""
         self._scanned = 0  # of what is held within a call: no end tag begins before
         self._inside = False
@@ -52,6 +54,8 @@ class ToolParser:
     def push(self, text: str) -> list[str | ToolCall]:
         """What can be told, in order."""
         self._held += text
+        if self._forced:
+            return []
         found: list[str | ToolCall] = []
         while True:
             if self._inside:
@@ -84,6 +88,9 @@ class ToolParser:
 
     def finish(self) -> list[str | ToolCall]:
         """What is left at the end of the answer. Some models leave the last end tag out."""
+        if self._forced:
+            call = _read_call(self._held)
+            return [self._held if call is None else call] if self._held else []
         if not self._inside:
             held, self._held = self._held, ""
             return [held] if held else []
@@ -110,25 +117,40 @@ def _read_call(text: str) -> ToolCall | None:
     return ToolCall(name=call["name"], arguments=json.dumps(arguments, ensure_ascii=False))
 
 
-def call_grammar(functions: Sequence[Mapping[str, Any]]) -> str:
-    """A grammar (Lark, as llguidance takes it) of exactly one call of one of ``functions``.
+def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """A JSON schema of what stands between the tags of one call of one of ``functions``.
 
     :param functions: each with a ``name`` and, maybe, ``parameters``: a JSON schema.
     """
-    calls = [
-        {
+
+    def call(function: Mapping[str, Any], place: str) -> dict[str, Any]:
+        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        return {
             "type": "object",
             "properties": {
                 "name": {"const": function["name"]},
-                "arguments": function.get("parameters") or {"type": "object", "properties": {}},
+                "arguments": _moved(parameters, f"{place}/properties/arguments"),
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
-        for function in functions
-    ]
-    schema = calls[0] if len(calls) == 1 else {"anyOf": calls}
-    return f'start: "{BEGIN}\\n" call "\\n{END}"\ncall: %json {json.dumps(schema)}'
+
+    if len(functions) == 1:
+        return call(functions[0], "#")
+    return {"anyOf": [call(function, f"#/anyOf/{i}") for i, function in enumerate(functions)]}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """A schema as a part of another, at ``place``: its references to itself go there."""
+    if isinstance(schema, list):
+        return [_moved(one, place) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    moved = {key: _moved(value, place) for key, value in schema.items()}
+    ref = moved.get("$ref")
+    if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")):
+        moved["$ref"] = place + ref[1:]
+    return moved
 
 
 def with_tools(

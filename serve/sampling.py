@@ -7,7 +7,7 @@ import msgspec
 
 from aphoton import InvalidRequest, SamplingParams
 from aphoton_serve.errors import ApiError, Problem, describe
-from aphoton_serve.hermes import call_grammar
+from aphoton_serve.hermes import call_schema
 from aphoton_serve.protocol_requests import ChatRequest, CompletionRequest, NamedTool, SamplingFields, Tool
 
 __all__ = ["chat_params", "completion_params", "renamed", "wanted_tools"]
@@ -142,10 +142,8 @@ def _add_forced_call(body: ChatRequest, fields: dict[str, Any], names: dict[str,
             )
     elif choice != "required":
         return
-    if body.grammar is not None:
-        raise ApiError(400, "a forced tool call leaves no room for a grammar", param="grammar")
-    fields["grammar"] = call_grammar([{"name": f.name, "parameters": f.parameters} for f in functions])
-    names["grammar"] = "tool_choice"
+    fields["json_schema"] = call_schema([{"name": f.name, "parameters": f.parameters} for f in functions])
+    names["json_schema"] = "tool_choice"
 
 
 def _build(fields: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:

@@ -31,7 +31,7 @@ def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
 async def real(talker: Path) -> AsyncIterator[Served]:
     """Random weights on the CPU: ``tiny``, which cannot chat, and ``talker``, which can."""
     backend = LocalBackend(
-        {"tiny": "random:tiny", "talker": talker}, dtype="float32", device="cpu", max_rows=8, max_model_len=512
+        {"tiny": "random:tiny", "talker": talker}, dtype="float32", device="cpu", max_rows=8, max_model_len=2048
     )
     async with serving(backend) as served:
         yield served

@@ -6,7 +6,7 @@ import random
 import pytest
 
 from aphoton import InvalidRequest
-from aphoton_serve.hermes import ToolCall, ToolParser, call_grammar, with_tools
+from aphoton_serve.hermes import ToolCall, ToolParser, call_schema, with_tools
 
 LOOK = ToolCall(name="look", arguments='{"at": "<b>"}')
 ANSWERS = {
@@ -56,16 +56,32 @@ def test_text_is_told_at_once() -> None:
     assert parser.push("<tool_call>{") == []
 
 
-def test_a_grammar_of_one_call() -> None:
-    one = call_grammar([{"name": "look", "parameters": {"type": "object", "required": ["at"]}}])
-    assert one.startswith('start: "<tool_call>\\n" call "\\n</tool_call>"\ncall: %json {')
-    schema = json.loads(one.partition("%json ")[2])
-    assert schema["properties"] == {
-        "name": {"const": "look"},
-        "arguments": {"type": "object", "required": ["at"]},
+def test_a_schema_of_one_call() -> None:
+    parameters = {
+        "type": "object",
+        "properties": {"at": {"$ref": "#/$defs/Place"}, "in": {"anyOf": [{"$ref": "#"}]}},
+        "$defs": {"Place": {"type": "string"}},
     }
-    several = json.loads(call_grammar([{"name": "a"}, {"name": "b"}]).partition("%json ")[2])
+    one = call_schema([{"name": "look", "parameters": parameters}])
+    assert one["properties"]["name"] == {"const": "look"} and one["required"] == ["name", "arguments"]
+    assert one["properties"]["arguments"]["properties"] == {
+        "at": {"$ref": "#/properties/arguments/$defs/Place"},
+        "in": {"anyOf": [{"$ref": "#/properties/arguments"}]},
+    }
+    assert parameters["properties"]["at"] == {"$ref": "#/$defs/Place"}  # type: ignore[index]
+    several = call_schema([{"name": "a"}, {"name": "b", "parameters": parameters}])
     assert [option["properties"]["name"]["const"] for option in several["anyOf"]] == ["a", "b"]
+    moved = several["anyOf"][1]["properties"]["arguments"]["properties"]["at"]
+    assert moved == {"$ref": "#/anyOf/1/properties/arguments/$defs/Place"}
+
+
+def test_a_forced_call_has_no_tags() -> None:
+    parser = ToolParser(forced=True)
+    assert parser.push('{"name": "look", "arg') == parser.push('uments": {"at": "<b>"}}') == []
+    assert parser.finish() == [LOOK]
+    cut = ToolParser(forced=True)
+    assert cut.push('{"name": "lo') == [] and cut.finish() == ['{"name": "lo']
+    assert ToolParser(forced=True).finish() == []
 
 
 CALLED = [

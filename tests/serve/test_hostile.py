@@ -245,7 +245,7 @@ async def test_what_is_odd_but_right_is_taken(hello: Served, request_: tuple[str
 async def test_what_an_engine_lacks_is_refused_by_name(hello: Served, monkeypatch: pytest.MonkeyPatch) -> None:
     from aphoton import SamplingParams
 
-    fields = set(SamplingParams.__struct_fields__) - {"presence_penalty", "n", "json_object", "grammar", "echo"}
+    fields = set(SamplingParams.__struct_fields__) - {"presence_penalty", "n", "json_object", "json_schema", "echo"}
     monkeypatch.setattr("aphoton_serve.sampling.KNOWN", frozenset(fields))
     for (path, body), param in (
         (chat(presence_penalty=0.5), "presence_penalty"),

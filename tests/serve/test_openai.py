@@ -135,7 +135,7 @@ async def test_stop(hello: Served) -> None:
 async def test_tokenize(real: Served) -> None:
     ids = await real.engine("talker").tokenize("Hello")
     answer = (await real.web.post("/tokenize", json={"model": "talker", "prompt": "Hello"})).json()
-    assert answer == {"tokens": ids, "count": len(ids), "max_model_len": 512}
+    assert answer == {"tokens": ids, "count": len(ids), "max_model_len": 2048}
     answer = (await real.web.post("/detokenize", json={"model": "talker", "tokens": ids})).json()
     assert answer == {"prompt": "Hello"}
 
@@ -149,7 +149,7 @@ async def test_errors_are_of_the_expected_classes(real: Served) -> None:
         await create(model="talker", messages=HI, temperature=1e9)
     assert hot.value.param == "temperature" and "must be in [0, 100]" in hot.value.message
     with pytest.raises(openai.BadRequestError) as long:
-        await create(model="talker", messages=[{"role": "user", "content": "x" * 1000}])
+        await create(model="talker", messages=[{"role": "user", "content": "x" * 3000}])
     assert long.value.code == "context_length_exceeded" and long.value.param == "messages"
     with pytest.raises(openai.BadRequestError, match="makes no embeddings"):
         await real.ai.embeddings.create(model="tiny", input="Hi")
