@@ -41,4 +41,7 @@ async def test_every_call_can_be_made(example: Any, reader: Path) -> None:
             if answer is not None:
                 (call,) = last["tool_calls"]
                 assert json.loads(call["function"]["arguments"]) == {"text": answer}
-    assert called and any(answer is not None for answer in answers), (called, answers)
+            if called and any(answer is not None for answer in answers):
+                break
+        else:
+            pytest.fail(f"called {called}, answered {answers}")
