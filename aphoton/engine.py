@@ -229,21 +229,32 @@ class Engine:
         )
 
     async def chat(
-        self, messages: Many[Mapping[str, Any]], params: SamplingParams | None = None, **sampling: Any
+        self,
+        messages: Many[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Many[Mapping[str, Any]] | None = None,
+        **sampling: Any,
     ) -> Completion:
         """Answer a conversation, through the model's own chat template.
 
         :param messages: each with a ``role`` and a ``content``.
+        :param tools: functions that the model may call, as its template wants them; see `takes_tools`.
         :raises InvalidRequest: messages that the template does not take, or a model without one.
         """
-        return await self.chat_stream(messages, params, **sampling).completion()
+        return await self.chat_stream(messages, params, tools=tools, **sampling).completion()
 
     def chat_stream(
-        self, messages: Many[Mapping[str, Any]], params: SamplingParams | None = None, **sampling: Any
+        self,
+        messages: Many[Mapping[str, Any]],
+        params: SamplingParams | None = None,
+        *,
+        tools: Many[Mapping[str, Any]] | None = None,
+        **sampling: Any,
     ) -> CompletionStream:
         """The same as `chat`, piece by piece."""
         return self._stream(
-            lambda loaded: encode_chat(messages, loaded.tokenizer, loaded.chat_template),
+            lambda loaded: encode_chat(messages, loaded.tokenizer, loaded.chat_template, tools),
             params,
             sampling,
             continues=False,
@@ -258,6 +269,13 @@ class Engine:
         loaded = self._running()
         tokenizer, checked = loaded.tokenizer, check_ids("ids", ids, loaded.device.limits.vocab_size)
         return await off_loop(len(checked), lambda: tokenizer.decode(checked.tolist()))
+
+    def token_bytes(self, ids: Many[int]) -> list[bytes]:
+        """What each of ``ids`` adds to a text; a special token's own name for a special token. One token may be a part
+        of a character."""
+        loaded = self._alive()
+        checked = check_ids("ids", ids, loaded.device.limits.vocab_size)
+        return [loaded.tokenizer.token_bytes(token) for token in checked.tolist()]
 
     def stats(self) -> Stats:
         """A snapshot of the engine."""
@@ -292,6 +310,12 @@ class Engine:
     def can_chat(self) -> bool:
         """Whether the loaded model has a chat template."""
         return self._alive().chat_template is not None
+
+    @property
+    def takes_tools(self) -> bool:
+        """Whether the loaded model's chat template tells the model of ``tools``."""
+        template = self._alive().chat_template
+        return template is not None and template.takes_tools
 
     # Submission
 

@@ -72,13 +72,18 @@ async def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -
     return check_ids("prompt", prompt, vocab_size)
 
 
-async def encode_chat(messages: Many[Mapping[str, Any]], tokenizer: Tokenizer, template: ChatTemplate | None) -> Ids:
+async def encode_chat(
+    messages: Many[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    template: ChatTemplate | None,
+    tools: Many[Mapping[str, Any]] | None = None,
+) -> Ids:
     """:raises InvalidRequest: for messages that the template does not take, or without one."""
     if template is None:
         raise InvalidRequest("messages", "this model has no chat template: use generate() or stream()")
 
     def encode() -> list[int]:
-        return tokenizer.encode(template.render(messages), add_special_tokens=False)
+        return tokenizer.encode(template.render(messages, tools), add_special_tokens=False)
 
     # However short: a template is a program, and takes what time it likes.
     return np.array(await anyio.to_thread.run_sync(encode, abandon_on_cancel=True), np.int32)

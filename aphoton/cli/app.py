@@ -1,6 +1,7 @@
 """`app`: the commands put together, and how an error ends one."""
 
 import sys
+from importlib.metadata import entry_points
 from typing import Annotated, Any
 
 import typer
@@ -54,6 +55,9 @@ app = typer.Typer(
 )
 for command in (pull, generate, chat, bench, trace, doctor, prebuild):
     app.command()(command)
+# Packages that know this one, which does not know them, have commands of their own.
+for entry in sorted(entry_points(group="aphoton.commands"), key=lambda entry: entry.name):
+    app.command(entry.name)(entry.load())
 
 
 def _version(asked: bool) -> None:

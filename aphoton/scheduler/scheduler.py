@@ -113,8 +113,8 @@ class Scheduler:
         return self.holdings.pages_for(prompt, limit)
 
     def _room(self) -> int:
-        """Pages for newcomers: one for each of those who run and need more is left alone, so that they are not preempted
-        at once."""
+        """Pages for newcomers: one is left alone for each of those who run and need more. Else they were preempted at
+        once."""
         rows, size = self.rows, self.page_size
         held = -(-np.maximum(rows.context, rows.begun) // size)
         return self.holdings.room - int(np.count_nonzero(rows.active & (held < -(-rows.reach // size))))

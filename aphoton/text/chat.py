@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, NoReturn
 
 import jinja2
+import jinja2.meta
 from jinja2 import nodes
 from jinja2.ext import Extension
 from jinja2.parser import Parser
@@ -30,24 +31,37 @@ class ChatTemplate:
         self.bos_token = bos_token
         self.eos_token = eos_token
 
-    def render(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether the template tells the model of ``tools``.
+
+        :raises ModelError: for a template that is not Jinja.
+        """
+        _ = self._template  # says what is wrong with it
+        return "tools" in jinja2.meta.find_undeclared_variables(self._environment.parse(self.source))
+
+    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
         """The prompt, up to the start of an answer. Encode it without adding special tokens: the template has put them
         in.
 
         :param messages: each with a ``role`` and a ``content``: text, or a list of ``{"type": "text", "text": ...}``,
             whose texts are joined. An assistant's content may be None beside ``tool_calls``. Other keys go to the
             template as they are.
-        :raises InvalidRequest: for a message of another form, naming it, and for what the template refuses.
+        :param tools: functions that the model may call, as dictionaries; for a template that `takes_tools`.
+        :raises InvalidRequest: for a message of another form, naming it, for what the template refuses, and for tools
+            that it would leave out.
         :raises ModelError: for a template that is not Jinja.
         """
         checked = _check_messages(messages)
         template = self._template
+        if tools and not self.takes_tools:
+            raise InvalidRequest("tools", "the model's chat template does not take tools: describe them in a message")
         try:
             text = template.render(
                 messages=checked,
                 add_generation_prompt=True,
                 # Templates ask whether these are none, and a name that is not defined is not none.
-                tools=None,
+                tools=list(tools) if tools else None,
                 documents=None,
                 bos_token=self.bos_token,
                 eos_token=self.eos_token,
@@ -60,15 +74,19 @@ class ChatTemplate:
         return text
 
     @cached_property
-    def _template(self) -> jinja2.Template:
+    def _environment(self) -> jinja2.Environment:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _Generation]
         )
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = _strftime_now
+        return environment
+
+    @cached_property
+    def _template(self) -> jinja2.Template:
         try:
-            return environment.from_string(self.source)
+            return self._environment.from_string(self.source)
         except jinja2.TemplateSyntaxError as error:
             raise ModelError(
                 f"the model's chat template is not valid Jinja: {error.message} (line {error.lineno})"

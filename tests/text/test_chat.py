@@ -128,3 +128,19 @@ def test_the_template_is_compiled_once() -> None:
     compiled = template._template
     template.render(USER)
     assert template._template is compiled
+
+
+def test_tools() -> None:
+    tools = [{"type": "function", "function": {"name": "look"}}]
+    user = [{"role": "user", "content": "Hi"}]
+    takes = ChatTemplate("{% if tools %}{{ tools | tojson }}{% endif %}{{ messages[0].content }}")
+    assert takes.takes_tools
+    assert takes.render(user, tools) == '[{"type": "function", "function": {"name": "look"}}]Hi'
+    assert takes.render(user) == takes.render(user, []) == "Hi"
+    plain = ChatTemplate("{{ messages[0].content }}")
+    assert not plain.takes_tools and plain.render(user, []) == "Hi"
+    with pytest.raises(InvalidRequest, match="does not take tools") as refused:
+        plain.render(user, tools)
+    assert refused.value.field == "tools"
+    with pytest.raises(ModelError, match="not valid Jinja"):
+        _ = ChatTemplate("{% if %}").takes_tools

@@ -1,0 +1,24 @@
+"""`names_of`: the names under which models are offered."""
+
+from collections.abc import Iterable
+
+from aphoton import InvalidRequest
+
+__all__ = ["names_of"]
+
+
+def names_of(models: Iterable[str]) -> dict[str, str]:
+    """What to load, by the name under which it is offered: that before ``=``, or the model's own.
+
+    :raises InvalidRequest: for two of one name.
+    """
+    found: dict[str, str] = {}
+    for given in models:
+        before, equals, after = given.partition("=")
+        name, model = (before, after) if equals else (given.rstrip("/").rpartition("/")[2], given)
+        if not name or not model:
+            raise InvalidRequest("model", f"must be NAME=MODEL or MODEL, not {given!r}")
+        if name in found:
+            raise InvalidRequest("model", f"two are named {name!r}: give NAME=MODEL")
+        found[name] = model
+    return found

@@ -1,0 +1,108 @@
+"""``aphoton serve``, as a program of its own."""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from subprocess import PIPE, STDOUT
+
+import httpx
+import openai
+import pytest
+from anyio import EndOfStream, open_process
+from anyio.abc import Process
+from anyio.streams.text import TextReceiveStream
+from typer.testing import CliRunner
+
+from aphoton import InvalidRequest
+from aphoton.cli import app
+from aphoton_serve.naming import names_of
+
+RUNNING = re.compile(r"running on (http://[\w.]+:\d+)")
+
+
+class Program:
+    """The command, and what it has written."""
+
+    def __init__(self, process: Process) -> None:
+        assert process.stdout is not None
+        self.process = process
+        self.text = ""
+        self._output = TextReceiveStream(process.stdout)
+
+    async def expect(self, pattern: re.Pattern[str]) -> str:
+        """Wait until it has written that; the first group of it."""
+        while (found := pattern.search(self.text)) is None:
+            self.text += await self._output.receive()
+        return found[1]
+
+
+@asynccontextmanager
+async def program(*arguments: str, **environment: str) -> AsyncIterator[Program]:
+    command = [sys.executable, "-m", "aphoton", "serve", "--port", "0", "--device", "cpu", *arguments]
+    env = {**os.environ, **environment}
+    async with await open_process(command, stdout=PIPE, stderr=STDOUT, env=env) as process:
+        try:
+            yield Program(process)
+        finally:
+            if process.returncode is None:
+                process.kill()
+
+
+async def test_serves_and_lets_the_last_stream_end() -> None:
+    async with program("tiny=random:tiny", "--max-rows", "4", APHOTON_API_KEYS="me=sk-very-secret") as served:
+        url = await served.expect(RUNNING)
+        assert url.startswith("http://127.0.0.1:")
+        async with httpx.AsyncClient() as web:
+            assert (await web.get(f"{url}/health")).json()["models"] == {"tiny": "ok"}
+            assert (await web.get(f"{url}/v1/models")).status_code == 401
+            assert (await web.get(f"{url}/health", headers={"host": "evil.example"})).status_code == 403
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="sk-very-secret", max_retries=0) as ai:
+            stream = await ai.completions.create(
+                model="tiny", prompt="Hi", max_tokens=1000, stream=True, stream_options={"include_usage": True}
+            )
+            await anext(stream)
+            served.process.send_signal(signal.SIGTERM)
+            chunks = [chunk async for chunk in stream]
+            assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 1000
+        await served.process.wait()
+        assert "Traceback" not in served.text and "sk-very-secret" not in served.text
+
+
+async def test_a_model_that_is_not_there() -> None:
+    async with program("no-such-model") as served:
+        with pytest.raises(EndOfStream):
+            await served.expect(RUNNING)
+        assert "there is no file or folder 'no-such-model'" in served.text and "Traceback" not in served.text
+        assert await served.process.wait() == 1
+
+
+def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:
+    for arguments, message in (
+        (["a=x", "a=y"], "two are named 'a'"),
+        (["=x"], "must be NAME=MODEL"),
+        (["x", "--max-rows", "0"], "max_rows: must be from 1"),
+        (["x", "--request-timeout", "0"], "request_timeout: must be in"),
+        (["x", "--api-keys-file", "/no/such/file"], "/no/such/file: No such file"),
+    ):
+        result = CliRunner().invoke(app, ["serve", *arguments])
+        assert result.exit_code in (1, 2) and message in result.stderr, result.output
+
+
+def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    result = CliRunner().invoke(app, ["serve", "random:tiny"])
+    assert result.exit_code == 1 and "pip install 'aphoton[serve]'" in result.stderr
+
+
+def test_names() -> None:
+    assert names_of(["org/name", "/models/folder/", "a=random:tiny", "b=x=y"]) == {
+        "name": "org/name",
+        "folder": "/models/folder/",
+        "a": "random:tiny",
+        "b": "x=y",
+    }
+    with pytest.raises(InvalidRequest, match="two are named"):
+        names_of(["org/name", "other/name"])

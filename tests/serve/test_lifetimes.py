@@ -1,0 +1,221 @@
+"""Clients that go, queues that are full, and time that runs out."""
+
+import asyncio
+import json
+import random
+import socket
+from contextlib import suppress
+from typing import Any
+
+import msgspec
+import openai
+import pytest
+from engine.waiting import idle, until
+from sayer import let_sims_chat, saying
+from serving import Served, serving
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from aphoton_serve.local import LocalBackend
+from aphoton_serve.settings import ServiceSettings
+
+HI: list[Any] = [{"role": "user", "content": "Hi"}]
+LONG = {"model": "endless", "messages": HI, "max_tokens": 900_000}
+
+
+HEAD = "Host: localhost\r\nContent-Type: application/json\r\n"
+
+
+class Client:
+    """A raw connection: closing it is all that the server sees of the client's end."""
+
+    def __init__(self, port: int) -> None:
+        self._port = port
+
+    async def ask(self, body: dict[str, Any]) -> "Client":
+        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port)
+        data = json.dumps(body).encode()
+        head = f"POST /v1/chat/completions HTTP/1.1\r\n{HEAD}Content-Length: {len(data)}\r\n\r\n"
+        self.writer.write(head.encode() + data)
+        await self.writer.drain()
+        return self
+
+    def vanish(self) -> None:
+        """As a process that is killed: with a reset."""
+        sock = self.writer.get_extra_info("socket")
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        self.writer.close()
+
+
+def running(served: Served) -> int:
+    return served.engine("endless").stats().running
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_goes_ends_its_request(hello: Served, stream: bool) -> None:
+    engine = hello.engine("endless")
+    client = await Client(hello.port).ask({**LONG, "stream": stream})
+    await until(lambda: running(hello) == 1)
+    if stream:
+        assert b"200 OK" in await client.reader.readline()
+    client.vanish()
+    await idle(engine)
+    metrics = (await hello.web.get("/metrics")).text
+    assert 'aphoton_requests_total{model="endless",outcome="abort"} 1.0' in metrics
+
+
+async def test_within_two_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted from the moment when the server's transport has heard of it. A step takes some turns of the loop, as on
+    any real device."""
+    let_sims_chat(monkeypatch)
+    heard: list[int] = []
+    model = msgspec.structs.replace(saying("la ", end=False, max_model_len=1_000_000), turns=(4,))
+    backend = LocalBackend({"endless": model}, max_rows=4, kv_pages=100_000)
+    lost = HttpToolsProtocol.connection_lost
+
+    def connection_lost(self: HttpToolsProtocol, error: Exception | None) -> None:
+        heard.append(backend.engine("endless").stats().steps)
+        lost(self, error)
+
+    monkeypatch.setattr(HttpToolsProtocol, "connection_lost", connection_lost)
+    async with serving(backend) as served:
+        for stream in (True, False):
+            client = await Client(served.port).ask({**LONG, "stream": stream})
+            await until(lambda: running(served) == 1)
+            heard.clear()
+            client.vanish()
+            await until(lambda: running(served) == 0)
+            assert backend.engine("endless").stats().steps - heard[0] <= 2
+
+
+async def test_crowds_that_vanish(hello: Served) -> None:
+    """At random moments, beside a stream that must not notice."""
+    rng = random.Random(5)
+    alone = await hello.ai.completions.create(model="endless", prompt="\x02", max_tokens=3000)
+    steady = asyncio.create_task(hello.ai.completions.create(model="endless", prompt="\x02", max_tokens=3000))
+
+    async def one(stream: bool, lines: int) -> None:
+        client = await Client(hello.port).ask({**LONG, "stream": stream})
+        if stream:
+            with suppress(ConnectionError):
+                for _ in range(lines):
+                    await client.reader.readline()
+        client.vanish()
+
+    for _ in range(5):
+        await asyncio.gather(*(one(rng.random() < 0.6, rng.randrange(40)) for _ in range(20)))
+    assert (await steady).choices[0].text == alone.choices[0].text
+    await idle(hello.engine("endless"))
+
+
+async def test_a_stream_that_is_left(hello: Served) -> None:
+    async with await hello.ai.chat.completions.create(**LONG, stream=True) as stream:
+        async for _ in stream:
+            break
+    await idle(hello.engine("endless"))
+
+
+async def test_a_full_queue(hello: Served) -> None:
+    clients = [await Client(hello.port).ask(LONG) for _ in range(8)]  # four run, four wait
+    engine = hello.engine("endless")
+    await until(lambda: engine.stats().running == 4 and engine.stats().waiting == 4)
+    response = await hello.web.post("/v1/chat/completions", json={**LONG, "stream": True})
+    assert response.status_code == 429 and response.headers["retry-after"] == "1"
+    assert response.json()["error"]["code"] == "overloaded"
+    with pytest.raises(openai.RateLimitError):
+        await hello.ai.chat.completions.create(**LONG)
+    for client in clients:
+        client.vanish()
+    await idle(engine)
+
+
+async def test_several_prompts_end_together(hello: Served) -> None:
+    """One too many for the queue: the others end, too."""
+    response = await hello.web.post(
+        "/v1/completions", json={"model": "endless", "prompt": ["\x02"] * 12, "max_tokens": 900_000}
+    )
+    assert response.status_code == 429
+    await idle(hello.engine("endless"))
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_time_runs_out(hello: Served, stream: bool) -> None:
+    headers = {"X-Request-Timeout": "0.3"}
+    if stream:
+        with pytest.raises(openai.APIError, match=r"has taken 0\.3 s") as late:
+            async for _ in await hello.ai.chat.completions.create(**LONG, stream=True, extra_headers=headers):
+                pass
+        assert late.value.code == "timeout"
+    else:
+        with pytest.raises(openai.InternalServerError) as over:
+            await hello.ai.chat.completions.create(**LONG, extra_headers=headers)
+        assert over.value.status_code == 504 and over.value.code == "timeout"
+    await idle(hello.engine("endless"))
+    for wrong in ("0", "-1", "nan", "inf", "soon"):
+        response = await hello.web.post("/v1/chat/completions", json=LONG, headers={"X-Request-Timeout": wrong})
+        assert response.status_code == 400 and "must be a number of seconds" in response.text
+
+
+async def test_a_client_that_reads_nothing(sims: None) -> None:
+    """What it does not take waits in the engine, not in the server; its time runs out, and nothing is left."""
+    backend = LocalBackend({"endless": saying("la " * 100, end=False, max_model_len=10_000_000)}, kv_pages=700_000)
+    async with serving(backend, ServiceSettings(request_timeout=1.0)) as served:
+        client = await Client(served.port).ask({**LONG, "max_tokens": 9_000_000, "stream": True})
+        await until(lambda: running(served) == 1)
+        await until(lambda: running(served) == 0)
+        await idle(served.engine("endless"))
+        client.vanish()
+
+
+async def test_a_body_that_does_not_come(sims: None) -> None:
+    settings = ServiceSettings(body_timeout=0.2)
+    async with serving(LocalBackend({"m": saying("ok")}, kv_pages=10_000), settings) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(f"POST /tokenize HTTP/1.1\r\n{HEAD}Content-Length: 9\r\n\r\n{{".encode())
+        assert b"408" in await reader.readline()
+        writer.close()
+
+
+async def test_an_engine_that_is_stuck(sims: None) -> None:
+    """A step does not finish: the process lives, and the engine is not well."""
+    gate = asyncio.Event()
+    backend = LocalBackend({"m": saying("la ", end=False)}, kv_pages=10_000, tick_timeout=0.2)
+    async with serving(backend) as served:
+        pipeline = served.engine("m")._pipeline
+        assert pipeline is not None
+        results = pipeline.device.results
+
+        async def stuck(slot: int) -> Any:
+            await gate.wait()
+            return await results(slot)
+
+        pipeline.device.results = stuck  # type: ignore[method-assign]
+        assert (await served.web.get("/health")).json() == {"status": "ok", "models": {"m": "ok"}}
+        client = await Client(served.port).ask({"model": "m", "messages": HI, "max_tokens": 50})
+        while (response := await served.web.get("/health")).status_code == 200:
+            pass
+        assert response.status_code == 503
+        assert "no step has finished for" in response.json()["models"]["m"]
+        gate.set()
+        assert b"200" in await client.reader.readline()
+        assert (await served.web.get("/health")).status_code == 200
+        client.vanish()
+
+
+async def test_the_end_of_the_server(sims: None) -> None:
+    """Who is being answered is told that it is over."""
+    backend = LocalBackend({"endless": saying("la ", end=False, max_model_len=1_000_000)}, kv_pages=100_000)
+    async with serving(backend) as served:
+        stream = await served.ai.chat.completions.create(**LONG, stream=True)
+        await anext(stream)
+        await backend.aclose()
+        with pytest.raises(openai.APIError, match="the engine is not running"):
+            async for _ in stream:
+                pass
+        response = await served.web.post("/v1/chat/completions", json=LONG)
+        assert response.status_code == 503 and response.headers["retry-after"] == "1"
+        assert (await served.web.get("/health")).json()["models"] == {"endless": "EngineClosed"}
+        assert 'aphoton_engine_up{model="endless"} 0.0' in (await served.web.get("/metrics")).text
+
+
+async def test_a_request_without_a_body(hello: Served) -> None:
+    assert (await hello.web.post("/v1/chat/completions")).status_code == 415
