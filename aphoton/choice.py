@@ -28,6 +28,7 @@ class Choice:
         "_detokenizer",
         "_echo",
         "_grammar",
+        "_scored",
         "_stops",
         "_text",
         "_watched",
@@ -48,10 +49,12 @@ class Choice:
         continues: bool,
         echo: str | None,
         grammar: Grammar | None,
+        scored: Sequence,
     ) -> None:
         """:param continues: the text goes on behind a prompt's, so that a leading space belongs to it.
         :param echo: the prompt's text, to be put before; None: it is not.
         :param grammar: what the text is of.
+        :param scored: the request's sequence whose prompt is scored, for all: its first.
         """
         self.index = index
         self.sequence = sequence
@@ -67,6 +70,7 @@ class Choice:
         self._text: list[str] = []  # of the pieces, what has been sampled only
         self._echo = echo
         self._grammar = grammar
+        self._scored = scored
         # The next piece carries something of the prompt.
         self._begins = echo is not None or params.prompt_logprobs is not None
 
@@ -75,14 +79,14 @@ class Choice:
         """Whether `take` would return a piece."""
         sequence = self.sequence
         ends = sequence.finalized and not self.ended and sequence.error is None
-        return ends or self.taken < len(sequence.output)
+        return (ends or self.taken < len(sequence.output)) and not (self._begins and self._early)
 
     def take(self) -> Piece | None:
         """What has come since the last call; None when nothing has, or nothing but an error."""
         sequence = self.sequence
         tokens = sequence.output[self.taken :]
         last = sequence.finished_at is not None and sequence.error is None
-        if self.ended or not (tokens or last):
+        if self.ended or not (tokens or last) or (self._begins and self._early):
             return None
         begin, self.taken = self.taken, self.taken + len(tokens)
         text = self._show(tokens, last=last)
@@ -127,8 +131,17 @@ class Choice:
         wanted = self.params.prompt_logprobs
         return None if wanted is None or self.index else self._prompt_logprobs(wanted)
 
+    @property
+    def _early(self) -> bool:
+        """Whether its first piece waits for log-probabilities of the prompt, which are the first sequence's to bring.
+
+        That one's next token, or its end, comes with them or after them: whoever waits for news is woken then.
+        """
+        wanted = self._echo is not None and self.params.logprobs is not None
+        return wanted and self._scored.unscored and not self._scored.finalized
+
     def _prompt_logprobs(self, top: int) -> tuple[TokenLogprob | None, ...]:
-        sequence = self.sequence
+        sequence = self._scored
         scores = sequence.prompt_scores.read()
         if sequence.prompt_logprobs != top:  # echo and prompt_logprobs may ask for different numbers of alternatives
             scores = [TokenLogprob(token_id=s.token_id, logprob=s.logprob, top=s.top[:top]) for s in scores]

@@ -373,7 +373,16 @@ class Engine:
         grammar = None if constraints is None else constraints.grammar
         echo = text if params.echo else None
         choices = [
-            Choice(index, sequence, params, loaded.tokenizer, continues=continues, echo=echo, grammar=grammar)
+            Choice(
+                index,
+                sequence,
+                params,
+                loaded.tokenizer,
+                continues=continues,
+                echo=echo,
+                grammar=grammar,
+                scored=sequences[0],
+            )
             for index, sequence in enumerate(sequences)
         ]
         request = Request(choices, self._end, deadline=params.deadline)

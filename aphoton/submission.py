@@ -166,8 +166,7 @@ def make_sequences(
         fields |= _changes(prompt, params, limits, stops, constraints)
     seed = draw_seed() if params.seed is None else params.seed
     scored = params.prompt_logprobs
-    everyone = params.echo and params.logprobs is not None  # each output begins with those of the prompt
-    if everyone:
+    if params.echo and params.logprobs is not None:  # each output begins with those of the prompt
         scored = max(params.logprobs or 0, scored or 0)
     if scored is not None and limits.kernels == "script":
         raise InvalidRequest("echo" if params.prompt_logprobs is None else "prompt_logprobs", UNSCRIPTED)
@@ -185,7 +184,7 @@ def make_sequences(
             processor=params.processor,
             cacheable=shared or params.n > 1,
             namespace=namespace,
-            prompt_logprobs=scored if everyone or not index else None,
+            prompt_logprobs=None if index else scored,  # the others have the same
         )
         for index in range(params.n)
     ]

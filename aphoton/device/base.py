@@ -99,7 +99,8 @@ class Late:
 class Batch:
     """One launch: n rows, of which each feeds one or more tokens and gets one sampled token.
 
-    The scheduler makes new arrays for each launch and never touches them again: they are the device's.
+    The scheduler makes new arrays for each launch and never touches them again: they are the device's. What is in
+    ``admitted`` is its sequence's: it changes only when the sequence gets a row anew, after all steps that had it.
 
     :ivar rows: [n] the rows, each at most once. Row 0 is padding and never here.
     :ivar starts: [n] tokens of the row whose KV is there already.

@@ -8,6 +8,9 @@ from aphoton.scheduler.sequence import Sequence
 
 __all__ = ["Rows"]
 
+STOPS = 4
+"""End tokens that each row has place for, always."""
+
 
 class Rows:
     """The places in the batch: 1 to ``count``; row 0 is padding. A sequence keeps its row until it ends or is
@@ -30,7 +33,7 @@ class Rows:
     :ivar watched: [r] it has stop strings.
     :ivar late: [r] its sampling waits for the host: it has a masker or a processor.
     :ivar lates: rows that were taken and are late.
-    :ivar stop_ids: [r, k] token ids that end it, filled up with -1.
+    :ivar stop_ids: [r, k] token ids that end it, filled up with -1; no wider for long than those who run need.
     :ivar known: the tokens that it began with: the prompt, and after a preemption the output.
     :ivar scored: log-probabilities of its prompt that had come when it got the row.
     :ivar paths: its pages that are in the prefix cache and that it uses.
@@ -54,7 +57,8 @@ class Rows:
         self.committed = np.zeros(size, np.int32)
         self.limit = np.zeros(size, np.int32)
         self.min_tokens = np.zeros(size, np.int32)
-        self.stop_ids = np.full((size, 4), -1, np.int32)
+        self.stop_ids = np.full((size, STOPS), -1, np.int32)
+        self._many: set[int] = set()  # rows with more than `STOPS` of them
         self.lates = 0
         self.known: list[NDArray[np.int32]] = [np.zeros(0, np.int32)] * size
         self.scored = [0] * size
@@ -77,6 +81,8 @@ class Rows:
         """Give ``sequence`` a free row."""
         row = self._free.pop()
         stops = sorted(sequence.stop_ids)
+        if len(stops) > STOPS:
+            self._many.add(row)
         if len(stops) > self.stop_ids.shape[1]:
             wider = np.full((self.count + 1, len(stops)), -1, np.int32)
             wider[:, : self.stop_ids.shape[1]] = self.stop_ids
@@ -114,4 +120,8 @@ class Rows:
         self.lates -= int(self.late[row])
         self.late[row] = False
         self.known[row] = self.known[0]
+        if row in self._many:
+            self._many.remove(row)
+            if not self._many:
+                self.stop_ids = self.stop_ids[:, :STOPS].copy()
         self._free.append(row)

@@ -11,6 +11,7 @@ from engine.waiting import idle
 from aphoton import Completion, Engine, InvalidRequest, Piece, PromptTooLong, SimModel, TokenLogprob
 from aphoton.attention import KVCache
 from aphoton.models import Decoder, StepInput, random_checkpoint
+from aphoton.observe import Span
 
 PROMPT = [(7 * i + 11) % 512 for i in range(40)]
 
@@ -152,6 +153,35 @@ async def test_echo_with_logprobs(decoder: Decoder, n: int) -> None:
             assert done.logprobs is not None
             check(done.logprobs[: len(PROMPT)], expected, fewer)
             check(done.prompt_logprobs, expected, more)
+
+
+@pytest.mark.parametrize("max_tokens", [0, 1, 3])
+async def test_an_echoed_prompt_is_scored_once_and_told_with_each_output(tiny: Engine, max_tokens: int) -> None:
+    """Also with those whose tokens come before it is scored: the cache has their prompt."""
+    assert tiny._scheduler is not None
+    score, scored, fed = tiny._scheduler._score, 0, 0
+
+    def counted(step: Any, *args: Any) -> None:
+        nonlocal scored
+        scored += sum(len(one.targets) for one in step.batch.scored)
+        score(step, *args)
+
+    def count(span: Span) -> None:
+        nonlocal fed
+        fed += span.tokens if span.phase == "launch" else 0
+
+    prompt = [(7 * i + 11) % 512 for i in range(700)]
+    alone = await tiny.generate(prompt, echo=True, logprobs=2, max_tokens=max_tokens)
+    tiny._scheduler._score = counted  # type: ignore[method-assign]
+    tiny.timeline.on_span = count
+    pieces = [piece async for piece in tiny.stream(prompt, n=4, echo=True, logprobs=2, max_tokens=max_tokens)]
+    assert scored == 699
+    assert fed < 700 + 3 * (16 + max_tokens) + max_tokens
+    assert alone.logprobs is not None
+    for index in range(4):
+        first = next(piece for piece in pieces if piece.index == index)
+        assert first.logprobs is not None and first.logprobs[:700] == alone.logprobs[:700]
+    await idle(tiny)
 
 
 async def test_echo_of_ids_and_with_stop_strings(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -417,7 +417,21 @@ def test_a_processor_that_fails_ends_its_own_sequence() -> None:
     assert [len(one.output) for one in asks] == [5, 0, 5]
 
 
-# What waits is cheap
+# What is not there any more, and what waits, is cheap
+
+
+def test_many_stop_ids_cost_others_nothing_afterwards() -> None:
+    of = Ticking()
+    stays = of.add([1], limit=20, stop_ids=frozenset({500}))
+    many = [of.add([index], limit=index, stop_ids=frozenset(range(100, 100 + 32 * index))) for index in (2, 3)]
+    of.tick()
+    assert of.scheduler.rows.stop_ids.shape[1] == 96
+    of.tick()
+    of.tick()
+    assert all(one.finalized for one in many)
+    assert of.scheduler.rows.stop_ids.shape[1] == 4
+    of.tick(token=500)
+    assert stays.finish_reason == "stop"
 
 
 def test_thousands_that_wait_are_not_looked_at() -> None:
