@@ -17,27 +17,8 @@ class AphotonError(Exception):
     """Base of all errors of this package."""
 
 
-class InvalidRequest(AphotonError, ValueError):
-    """A request or a setting that cannot be carried out. Raised in the caller's task, at the call.
-
-    :ivar field: the name of the parameter at fault, e.g. ``"top_p"``.
-    """
-
-    def __init__(self, field: str, message: str) -> None:
-        super().__init__(f"{field}: {message}")
-        self.field = field
-        self._message = message
-
-    def __reduce__(self) -> tuple[type["InvalidRequest"], tuple[str, str]]:
-        return type(self), (self.field, self._message)
-
-
-class ConstraintFailed(AphotonError):
-    """What a request asks of its tokens cannot be met any more: no token is left, or a grammar would cost too much.
-
-    Ends the request wherever it is by then: tokens may have come.
-
-    :ivar field: the name of the parameter that left nothing.
+class _FieldError(AphotonError):
+    """:ivar field: the name of the parameter at fault, e.g. ``"top_p"``.
     :ivar reason: the message, without the name.
     """
 
@@ -46,8 +27,24 @@ class ConstraintFailed(AphotonError):
         self.field = field
         self.reason = reason
 
-    def __reduce__(self) -> tuple[type["ConstraintFailed"], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type["_FieldError"], tuple[str, str]]:
         return type(self), (self.field, self.reason)
+
+
+class InvalidRequest(_FieldError, ValueError):
+    """A request or a setting that cannot be carried out. Raised in the caller's task, at the call.
+
+    :ivar field: the name of the parameter at fault, e.g. ``"top_p"``.
+    """
+
+
+class ConstraintFailed(_FieldError):
+    """What a request asks of its tokens cannot be met any more: no token is left, or a grammar would cost too much.
+
+    Ends the request wherever it is by then: tokens may have come.
+
+    :ivar field: the name of the parameter that left nothing.
+    """
 
 
 class PromptTooLong(InvalidRequest):

@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from aphoton.errors import InvalidRequest
-from aphoton.sampling.schema import check_schema, merge_tagged, schema_text, type_schema
+from aphoton.sampling.schema import Schema, check_schema, merge_tagged, schema_text, type_schema
 
 __all__ = ["Grammar", "GrammarKind"]
 
@@ -125,7 +125,7 @@ def _from_schema(given: Any) -> Grammar:
     """From a dict or a type."""
     kind = None
     if isinstance(given, Mapping):
-        text = schema_text(given)
+        text = given.text if isinstance(given, Schema) else schema_text(given)
     elif isinstance(given, str | bytes | bool | int | float | list | tuple):
         raise InvalidRequest("json_schema", f"must be a dict or a type, not {given!r:.80}")
     else:

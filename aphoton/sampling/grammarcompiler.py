@@ -1,9 +1,12 @@
 """`GrammarCompiler`: grammars, ready for a model's vocabulary."""
 
+import asyncio
 import json
+import os
 import re
 import threading
 
+import anyio
 import anyio.to_thread
 import numpy as np
 from llguidance import LLMatcher, LLParserLimits
@@ -18,6 +21,9 @@ __all__ = ["GrammarCompiler"]
 
 CACHED = 32
 """Compiled grammars to keep: those that were used last."""
+
+THREADS = max(1, min(4, (os.cpu_count() or 1) // 2))
+"""Grammars that are compiled at once."""
 
 PROBE = 3
 """Tokens by which a grammar is tried before it is used."""
@@ -48,9 +54,12 @@ class GrammarCompiler:
         self.vocabulary = vocabulary
         self._lock = threading.Lock()
         self._compiled: dict[tuple[str, str], CompiledGrammar] = {}
+        self._compiling: dict[tuple[str, str], asyncio.Task[CompiledGrammar]] = {}
+        self._limiter: anyio.CapacityLimiter | None = None  # of its own: the app's threads are the app's
 
     async def compile(self, grammar: Grammar) -> CompiledGrammar:
-        """Off the loop, unless it is there already. Takes about a millisecond; some seconds for the largest.
+        """Off the loop, unless it is there already, and once for all who ask meanwhile. Takes about a millisecond; some
+        seconds for the largest.
 
         The first one builds the vocabulary's tables: see `GrammarVocabulary.tokenizer`.
 
@@ -58,12 +67,28 @@ class GrammarCompiler:
             the request's field.
         """
         known = self._known(grammar)
-        # Not worth waiting for when the caller is cancelled; the result is kept all the same.
-        return (
-            known
-            if known is not None
-            else await anyio.to_thread.run_sync(self.compile_here, grammar, abandon_on_cancel=True)
-        )
+        if known is not None:
+            return known
+        key = (grammar.kind, grammar.text)
+        task = self._compiling.get(key)
+        if task is None or task.done():
+            task = self._compiling[key] = asyncio.create_task(self._compile_off_loop(grammar))
+            task.add_done_callback(_look)
+        try:
+            # Not worth waiting for when the caller is cancelled; the result is kept all the same.
+            return await asyncio.shield(task)
+        except InvalidRequest as error:
+            raise InvalidRequest(error.field, error.reason) from None  # one of their own for all who asked
+
+    async def _compile_off_loop(self, grammar: Grammar) -> CompiledGrammar:
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(THREADS)
+        try:
+            return await anyio.to_thread.run_sync(
+                self.compile_here, grammar, abandon_on_cancel=True, limiter=self._limiter
+            )
+        finally:
+            del self._compiling[grammar.kind, grammar.text]
 
     def compile_here(self, grammar: Grammar) -> CompiledGrammar:
         """`compile`, in the calling thread."""
@@ -117,6 +142,12 @@ class GrammarCompiler:
             if probe.accept(token):
                 break
         return CompiledGrammar(field, matcher, self.vocabulary, cost=probe.cost)
+
+
+def _look(task: asyncio.Task[CompiledGrammar]) -> None:
+    """Whoever asked may be gone: an error is not to be reported as one that nobody has seen."""
+    if not task.cancelled():
+        task.exception()
 
 
 def _source(grammar: Grammar) -> str:

@@ -1,6 +1,5 @@
 """`SamplingParams`: what a request may ask of its tokens, checked when it is made."""
 
-import json
 from collections.abc import Mapping, Sequence
 from operator import attrgetter, is_not
 from typing import Any, get_origin
@@ -11,6 +10,7 @@ from aphoton.checks import check_float, check_int
 from aphoton.errors import InvalidRequest
 from aphoton.sampling.processor import LogitsProcessor
 from aphoton.sampling.row import MAX_BIAS
+from aphoton.sampling.schema import Schema, schema_text
 
 __all__ = ["SamplingParams"]
 
@@ -273,17 +273,18 @@ def _check_text(field: str, text: object, longest: int) -> None:
 
 def _schema(given: object) -> Any:
     """A schema, copied unless it is a type."""
-    if isinstance(given, type) or get_origin(given) is not None:
+    if isinstance(given, Schema | type) or get_origin(given) is not None:
         return given
     if not isinstance(given, dict):
         raise InvalidRequest(
             "json_schema",
             f"must be a dictionary, or a struct, dataclass or pydantic model, not {given!r:.80}",
         )
+    text = schema_text(given)
     try:
-        text = json.dumps(given, allow_nan=False, ensure_ascii=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        raise InvalidRequest("json_schema", f"is not JSON: {error}") from None
-    if len(text) > MAX_GRAMMAR:
-        raise InvalidRequest("json_schema", f"must be at most {MAX_GRAMMAR} bytes as JSON, not {len(text)}")
-    return json.loads(text)
+        size = len(text.encode())
+    except UnicodeEncodeError:
+        raise InvalidRequest("json_schema", "is not Unicode text: a lone surrogate") from None
+    if size > MAX_GRAMMAR:
+        raise InvalidRequest("json_schema", f"must be at most {MAX_GRAMMAR} bytes as JSON, not {size}")
+    return Schema(text)

@@ -9,7 +9,7 @@ import msgspec
 
 from aphoton.errors import InvalidRequest
 
-__all__ = ["check_schema", "merge_tagged", "schema_text", "type_schema"]
+__all__ = ["Schema", "check_schema", "merge_tagged", "schema_text", "type_schema"]
 
 MAX_DEPTH = 400
 """Subschemas inside one another, references followed. The compiler recurses: 1,000 overflow a thread's stack of 8 MB,
@@ -40,6 +40,22 @@ SUBSCHEMA = (
 )
 SUBSCHEMAS = ("allOf", "anyOf", "items", "oneOf", "prefixItems")
 NAMED_SUBSCHEMAS = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+
+
+class Schema(dict[str, Any]):
+    """A copy of a request's schema that comes from its text, so that it is written and read once.
+
+    :ivar text: the schema as JSON, which is what counts.
+    """
+
+    __slots__ = ("text",)
+
+    def __init__(self, text: str) -> None:
+        super().__init__(json.loads(text))
+        self.text = text
+
+    def __reduce__(self) -> tuple[type["Schema"], tuple[str]]:
+        return type(self), (self.text,)
 
 
 def schema_text(schema: Mapping[str, Any]) -> str:

@@ -11,6 +11,8 @@ import uuid
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import anyio
+import anyio.to_thread
 import gguf
 import msgspec
 import numpy as np
@@ -403,6 +405,34 @@ async def test_compiling_is_off_the_loop_and_kept(monkeypatch: pytest.MonkeyPatc
     first = await compiler.compile(grammar)
     assert await compiler.compile(Grammar(kind="regex", text="a+")) is first
     assert len(threads) == 1 and threads[0] != threading.get_ident()
+
+
+async def test_all_who_ask_at_once_share_one_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In threads that are not the app's. An error is told to each, as one of its own."""
+    compiler = GrammarCompiler(byte_vocabulary())
+    tried: list[str] = []
+    original = GrammarCompiler._compile
+
+    def spy(self: GrammarCompiler, grammar: Grammar) -> CompiledGrammar:
+        tried.append(grammar.text)
+        return original(self, grammar)
+
+    monkeypatch.setattr(GrammarCompiler, "_compile", spy)
+    limiter = anyio.to_thread.current_default_thread_limiter()
+    for borrower in range(taken := int(limiter.available_tokens)):
+        limiter.acquire_on_behalf_of_nowait(borrower)
+    try:
+        with anyio.fail_after(10):
+            ready = await asyncio.gather(*(compiler.compile(Grammar(kind="regex", text="a+")) for _ in range(8)))
+            errors = await asyncio.gather(
+                *(compiler.compile(Grammar(kind="regex", text="(")) for _ in range(8)), return_exceptions=True
+            )
+    finally:
+        for borrower in range(taken):
+            limiter.release_on_behalf_of(borrower)
+    assert len(set(map(id, ready))) == 1 and tried == ["a+", "("]
+    assert len(set(map(id, errors))) == 8 and {type(error) for error in errors} == {InvalidRequest}
+    assert not compiler._compiling
 
 
 async def test_two_first_requests_build_one_vocabulary(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,16 @@
 """`SamplingParams` by itself; what an engine refuses at the call is tested with the engine."""
 
+import copy
 import itertools
+import json
+import pickle
 from typing import Any
 
 import msgspec
 import pytest
 
 from aphoton import InvalidRequest, SamplingParams
+from aphoton.sampling import Grammar
 
 
 def test_defaults_are_greedy_and_end() -> None:
@@ -44,6 +48,25 @@ def test_the_callers_lists_are_copied() -> None:
     choices.clear()
     assert params.choices == ("yes", "no")
     assert SamplingParams(**msgspec.structs.asdict(params)) == params, "what is kept is what may be given"
+
+
+def test_a_schema_is_written_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However often parameters are made from others, and a grammar from them."""
+    written: list[object] = []
+    dumps = json.dumps
+
+    def count(given: object, **options: Any) -> str:
+        written.append(given)
+        return dumps(given, **options)
+
+    monkeypatch.setattr(json, "dumps", count)
+    params = SamplingParams(json_schema={"type": "object", "properties": {"a": {"type": "integer"}}})
+    again = SamplingParams(**{**msgspec.structs.asdict(params), "max_tokens": 5})
+    assert again.json_schema is params.json_schema
+    grammar = Grammar.of(json_schema=again.json_schema)
+    assert len(written) == 1
+    assert grammar is not None and json.loads(grammar.text) == params.json_schema
+    assert copy.deepcopy(params) == pickle.loads(pickle.dumps(params)) == params
 
 
 def test_all_but_a_schema_that_is_a_dictionary_is_hashable() -> None:
