@@ -84,7 +84,10 @@ def test_nothing_ends_before_the_longest_answer(overlay: str) -> None:
     ray_service = rendered(overlay)["RayService"]
     service, _ = arguments(overlay)
     _, worker = groups(ray_service)
-    assert service.request_timeout < service.grace < worker["terminationGracePeriodSeconds"]
+    *command, seconds = worker["containers"][0]["lifecycle"]["preStop"]["exec"]["command"]
+    assert command == ["python", "/opt/aphoton/drain.py"]
+    assert "COPY k8s/drain.py /opt/aphoton/drain.py" in stages()[overlay]
+    assert service.request_timeout < service.grace < int(seconds) < worker["terminationGracePeriodSeconds"]
     assert service.grace < ray_service["spec"]["rayClusterDeletionDelaySeconds"]
 
 
