@@ -9,24 +9,28 @@ from typing import Any
 import msgspec
 from ray import serve
 from ray.serve import Application
+from ray.serve.config import RequestRouterConfig
 
 from aphoton import EngineConfig, InvalidRequest
 from aphoton.checks import check_float, check_int
 from aphoton_serve.keys import KeyRing, read_keys
 from aphoton_serve.naming import names_of
 from aphoton_serve.remote import RemoteBackend
-from aphoton_serve.replica import EngineReplica
+from aphoton_serve.replica import EngineReplica, ServiceReplica
+from aphoton_serve.routing import ConversationRouter
+from aphoton_serve.scaling import replicas_wanted
 from aphoton_serve.service import make_app
 from aphoton_serve.settings import ServiceSettings
 
 __all__ = ["ModelArgs", "ServiceArgs", "build", "run"]
 
-MERGE = 0.02
-"""Seconds between two messages of a stream from an engine to the endpoint."""
 INGRESS_REQUESTS = 10_000
 """That one replica of the endpoints may hold: they only pass on what engines say."""
 BUSY = 0.75
 """Share of an engine's rows that autoscaling aims at."""
+SLACK = 4
+"""A conversation goes to the replica that holds it if that has no more than a ``1 / SLACK`` of its rows more running
+than the idlest replica."""
 
 
 class ModelArgs(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -35,6 +39,11 @@ class ModelArgs(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
     :ivar model: what `aphoton.Engine` takes; ``NAME=MODEL`` offers it under a name of its own.
     :ivar min_replicas: 0 lets a model that nobody asks for have none.
     :ivar max_replicas: more than ``min_replicas``: as many as the requests need.
+    :ivar target_requests: of each replica, at which scaling aims. None: three quarters of ``max_rows``. It aims at four
+        fifths of the KV pages, too, and the one that needs more replicas counts.
+    :ivar upscale_delay: seconds for which more replicas must be wanted.
+    :ivar downscale_delay: seconds for which fewer must be wanted, none at all included.
+    :ivar look_back: seconds over which the requests and the pages are averaged.
     :ivar num_gpus: of each replica; 0.5 is half of one.
     :ivar num_cpus: of each replica.
     """
@@ -43,6 +52,10 @@ class ModelArgs(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
     overload: Any = "raise"
     min_replicas: int = 1
     max_replicas: int = 1
+    target_requests: float | None = None
+    upscale_delay: float = 10.0
+    downscale_delay: float = 300.0
+    look_back: float = 30.0
     num_gpus: float = 0.0
     num_cpus: float = 1.0
 
@@ -50,6 +63,11 @@ class ModelArgs(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
         super().__post_init__()
         check_int("min_replicas", self.min_replicas, 0, 10_000)
         check_int("max_replicas", self.max_replicas, max(1, self.min_replicas), 10_000)
+        if self.target_requests is not None:
+            check_float("target_requests", self.target_requests, 0.0, 1e6, open_low=True)
+        check_float("upscale_delay", self.upscale_delay, 0.0, 1e6)
+        check_float("downscale_delay", self.downscale_delay, 0.0, 1e6)
+        check_float("look_back", self.look_back, 0.0, 1e6, open_low=True)
         check_float("num_gpus", self.num_gpus, 0.0, 1024.0)
         check_float("num_cpus", self.num_cpus, 0.0, 1024.0)
 
@@ -57,18 +75,20 @@ class ModelArgs(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
 class ServiceArgs(ServiceSettings, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Arguments for the endpoints, beside the service's settings.
 
-    :ivar ingress_replicas: of the endpoints. Limits by key are each replica's own.
+    :ivar ingress_replicas: of the endpoints, whose limits by key are each replica's own. None: one, or, for one model
+        with one replica, none: that replica has the endpoints itself.
     :ivar api_keys_file: see `read_keys`; read where the application is built. Only hashes go further.
     :ivar grace: seconds that running requests get when a replica is to end.
     """
 
-    ingress_replicas: int = 1
+    ingress_replicas: int | None = None
     api_keys_file: str | None = None
     grace: float = 120.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_int("ingress_replicas", self.ingress_replicas, 1, 1000)
+        if self.ingress_replicas is not None:
+            check_int("ingress_replicas", self.ingress_replicas, 1, 1000)
         check_float("grace", self.grace, 0.0, 1e6)
 
 
@@ -92,15 +112,29 @@ def build(args: dict[str, Any]) -> Application:
 
 
 def application(models: list[ModelArgs], service: ServiceArgs, keys: KeyRing) -> Application:
-    """The application, from arguments that are checked."""
+    """The application, from arguments that are checked.
+
+    Its HTTP deployment has handles of the engines' deployments, unless there is but one engine: that one's replica has
+    the endpoints, too, which spares each piece of text a message between actors.
+    """
     names = names_of(one.model for one in models)
+    settings = ServiceSettings(**{name: getattr(service, name) for name in ServiceSettings.__struct_fields__})
+    if service.ingress_replicas is None and len(models) == 1 and models[0].max_replicas == models[0].min_replicas == 1:
+        ((name, source),) = names.items()
+        options = _engine_options(name, models[0], service) | {
+            "max_ongoing_requests": INGRESS_REQUESTS,  # the engine itself says when its queue is full
+            "max_queued_requests": -1,
+            "request_router_config": RequestRouterConfig(),  # there is nothing to choose
+        }
+        together: Any = serve.deployment(**options)(serve.ingress()(ServiceReplica))
+        alone: Application = together.bind(name, source, _engine_settings(models[0]), settings, keys)
+        return alone
     handles = {
         name: _engine(name, source, one, service) for (name, source), one in zip(names.items(), models, strict=True)
     }
-    settings = ServiceSettings(**{name: getattr(service, name) for name in ServiceSettings.__struct_fields__})
     ingress: Any = serve.deployment(
         name="service",
-        num_replicas=service.ingress_replicas,
+        num_replicas=service.ingress_replicas or 1,
         max_ongoing_requests=INGRESS_REQUESTS,
         graceful_shutdown_timeout_s=service.grace,
         ray_actor_options={"num_cpus": 0.1},
@@ -137,35 +171,48 @@ class Ingress:
 
 
 def _engine(name: str, source: str, args: ModelArgs, service: ServiceArgs) -> Application:
-    """A deployment of one model.
+    """A deployment of one model."""
+    deployment: Any = serve.deployment(**_engine_options(name, args, service))(EngineReplica)
+    bound: Application = deployment.bind(name, source, _engine_settings(args), tick_timeout=service.tick_timeout)
+    return bound
+
+
+def _engine_settings(args: ModelArgs) -> dict[str, Any]:
+    return {field: getattr(args, field) for field in EngineConfig.__struct_fields__}
+
+
+def _engine_options(name: str, args: ModelArgs, service: ServiceArgs) -> dict[str, Any]:
+    """Of a deployment of one model.
 
     Serve hands a replica as many requests as its engine holds: those that run, and those in its own queue. A batch
     would never fill otherwise.
     """
-    settings = {field: getattr(args, field) for field in EngineConfig.__struct_fields__}
-    scaling: dict[str, Any] = {"num_replicas": args.min_replicas}
-    if args.max_replicas > args.min_replicas:
-        scaling = {
-            "autoscaling_config": {
-                "min_replicas": args.min_replicas,
-                "max_replicas": args.max_replicas,
-                "target_ongoing_requests": max(1.0, BUSY * args.max_rows),
-                "upscale_delay_s": 10.0,
-                "downscale_delay_s": 300.0,
-            }
+    options: dict[str, Any] = {
+        "name": f"engine-{name.replace('#', '_')}",
+        "max_ongoing_requests": args.max_rows + args.max_waiting,
+        "max_queued_requests": args.max_waiting or 1,
+        "graceful_shutdown_timeout_s": service.grace,
+        "health_check_period_s": 5.0,
+        "health_check_timeout_s": 30.0,
+        "ray_actor_options": {"num_cpus": args.num_cpus, "num_gpus": args.num_gpus},
+        "request_router_config": RequestRouterConfig(
+            request_router_class=ConversationRouter,
+            request_router_kwargs={"rows": args.max_rows, "slack": max(1, args.max_rows // SLACK)},
+        ),
+    }
+    if args.max_replicas == args.min_replicas:
+        return options | {"num_replicas": args.min_replicas}
+    return options | {
+        "autoscaling_config": {
+            "min_replicas": args.min_replicas,
+            "max_replicas": args.max_replicas,
+            "target_ongoing_requests": args.target_requests or max(1.0, BUSY * args.max_rows),
+            "upscale_delay_s": args.upscale_delay,
+            "downscale_delay_s": args.downscale_delay,
+            "look_back_period_s": args.look_back,
+            "policy": {"policy_function": replicas_wanted},
         }
-    deployment: Any = serve.deployment(
-        name=f"engine-{name.replace('#', '_')}",
-        max_ongoing_requests=args.max_rows + args.max_waiting,
-        max_queued_requests=args.max_waiting or 1,
-        graceful_shutdown_timeout_s=service.grace,
-        health_check_period_s=5.0,
-        health_check_timeout_s=30.0,
-        ray_actor_options={"num_cpus": args.num_cpus, "num_gpus": args.num_gpus},
-        **scaling,
-    )(EngineReplica)
-    bound: Application = deployment.bind(name, source, settings, tick_timeout=service.tick_timeout, merge=MERGE)
-    return bound
+    }
 
 
 def _read(kind: type[Any], fields: dict[str, Any]) -> Any:

@@ -25,9 +25,13 @@ class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
-    """A request to a model: a prompt (text or token ids), or messages with the tools that the model may call."""
+    """A request to a model: a prompt (text or token ids), or messages with the tools that the model may call.
+
+    :ivar adapter: of the model, by name. No engine takes any yet, so it is empty.
+    """
 
     params: SamplingParams
+    adapter: str = ""
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None

@@ -12,6 +12,7 @@ from aphoton_serve.backend import Backend, ModelCard, unknown_model
 from aphoton_serve.body import decode, read_body
 from aphoton_serve.errors import ApiError
 from aphoton_serve.messages import text_length
+from aphoton_serve.naming import with_adapter
 from aphoton_serve.protocol_responses import encode
 from aphoton_serve.settings import ServiceSettings
 from aphoton_serve.sse import Emit, EventStream, timed_out
@@ -40,11 +41,14 @@ class Intake:
         return decode(body, kind)
 
     async def card(self, model: str) -> ModelCard:
-        """:raises ApiError: 404, when there is no such model."""
-        for card in await self.backend.models():
-            if card.id == model:
-                return card
-        raise unknown_model(model)
+        """:raises ApiError: 404, when there is no such model, and 400 for an adapter of one: ``BASE:ADAPTER``."""
+        cards = {card.id: card for card in await self.backend.models()}
+        if model in cards:
+            return cards[model]
+        found = with_adapter(model, cards)
+        if found is None:
+            raise unknown_model(model)
+        raise ApiError(400, f"the model {found[0]!r:.200} takes no adapters", param="model", code="unsupported_adapter")
 
     def check_prompt(self, field: str, prompt: Any) -> None:
         """:raises ApiError: 400, for more characters than a request may have."""

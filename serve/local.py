@@ -21,7 +21,7 @@ from aphoton import (
 )
 from aphoton.config import EngineConfig
 from aphoton.progress import Progress
-from aphoton_serve.backend import Answer, Choice, Family, Job, ModelCard, Part, Score, Ticks, unknown_model
+from aphoton_serve.backend import Answer, Choice, Family, Job, ModelCard, Part, PartStream, Score, Ticks, unknown_model
 from aphoton_serve.hermes import with_tools
 from aphoton_serve.metrics import EngineMetrics
 from aphoton_serve.pulse import Pulse
@@ -118,7 +118,7 @@ class LocalBackend:
     async def models(self) -> list[ModelCard]:
         return list(self._cards.values())
 
-    def stream(self, model: str, job: Job) -> "LocalStream":
+    def stream(self, model: str, job: Job) -> PartStream:
         return LocalStream(model, self.engine(model), job, self._metrics)
 
     async def complete(self, model: str, job: Job) -> Answer:

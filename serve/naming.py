@@ -1,10 +1,10 @@
-"""`names_of`: the names under which models are offered."""
+"""The names under which models are offered, and by which clients ask for them."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from aphoton import InvalidRequest
 
-__all__ = ["names_of"]
+__all__ = ["names_of", "with_adapter"]
 
 
 def names_of(models: Iterable[str]) -> dict[str, str]:
@@ -22,3 +22,12 @@ def names_of(models: Iterable[str]) -> dict[str, str]:
             raise InvalidRequest("model", f"two are named {name!r}: give NAME=MODEL")
         found[name] = model
     return found
+
+
+def with_adapter(asked: str, models: Collection[str]) -> tuple[str, str] | None:
+    """The model and its adapter that ``BASE:ADAPTER`` means; None when it means none of these models.
+
+    A model whose own name has a colon is that model.
+    """
+    base, colon, adapter = asked.rpartition(":")
+    return (base, adapter) if colon and base in models and asked not in models else None

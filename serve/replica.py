@@ -1,37 +1,34 @@
 """`EngineReplica`: one engine in an actor of its own, as Ray Serve runs it."""
 
-import asyncio
-import time
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
 from aphoton_serve.backend import Answer, Family, Job, ModelCard, Part, Ticks
 from aphoton_serve.errors import Problem, describe
-from aphoton_serve.local import LocalBackend
+from aphoton_serve.keys import KeyRing
+from aphoton_serve.pacing import PacedBackend
+from aphoton_serve.scaling import KV_USE
+from aphoton_serve.service import make_app
+from aphoton_serve.settings import ServiceSettings
 
-__all__ = ["EngineReplica"]
+__all__ = ["EngineReplica", "ServiceReplica"]
 
 T = TypeVar("T")
 
 
 class EngineReplica:
-    """Does for other actors what `LocalBackend` does for its own process.
+    """Does for other actors what `PacedBackend` does for its own process.
 
     What goes wrong with a request is an answer, too (`Problem`): an exception that crosses actors comes out as another
     one, with this actor's traceback in its message.
     """
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
-        self, name: str, model: str, settings: dict[str, Any], *, tick_timeout: float, merge: float
+        self, name: str, model: str, settings: dict[str, Any], *, tick_timeout: float
     ) -> None:
-        """Loads the model: Serve gives a replica the time that this takes.
-
-        :param merge: seconds between two parts of an answer: what comes meanwhile goes together. The first goes at
-            once. A message between actors costs far more than a token.
-        """
+        """Loads the model: Serve gives a replica the time that this takes."""
         self._name = name
-        self._merge = merge
-        self._backend = LocalBackend({name: model}, tick_timeout=tick_timeout, **settings)
+        self._backend = PacedBackend({name: model}, tick_timeout=tick_timeout, **settings)
         await self._backend.start()
 
     async def card(self) -> ModelCard:
@@ -40,23 +37,12 @@ class EngineReplica:
         return card
 
     async def stream(self, job: Job) -> AsyncIterator[Part | Problem]:
-        """The answers to a job, part by part, and no more often than clients can use."""
+        """The answers to a job, part by part, and no more often than it pays."""
         stream = None
         try:
             stream = self._backend.stream(self._name, job)
-            told: set[int] = set()
-            live = set(range(getattr(job.params, "n", 1)))
-            sent = time.monotonic()
             async for part in stream:
                 yield part
-                told.add(part.index)
-                if part.finish_reason is not None:
-                    live.discard(part.index)
-                if live and live <= told:
-                    # Each answer has told something. While this sleeps the engine's own stream gathers what comes.
-                    await asyncio.sleep(max(0.0, sent + self._merge - time.monotonic()))
-                    told.clear()
-                    sent = time.monotonic()
         except Exception as error:
             yield describe(error)
         finally:
@@ -87,6 +73,11 @@ class EngineReplica:
         """What is wrong with the engine; None when nothing is."""
         return (await self._backend.health())[self._name]
 
+    async def record_autoscaling_stats(self) -> dict[str, float]:
+        """Asked by Serve, for `replicas_wanted`."""
+        stats = self._backend.engine(self._name).stats()
+        return {KV_USE: stats.pages_used / (stats.pages_free + stats.pages_cached + stats.pages_used)}
+
     async def check_health(self) -> None:
         """Asked by Serve, which replaces a replica that raises.
 
@@ -99,6 +90,20 @@ class EngineReplica:
     async def __del__(self) -> None:
         """Called by Serve once the requests have ended, or their time is over."""
         await self._backend.aclose()
+
+
+class ServiceReplica(EngineReplica):
+    """One engine, and the endpoints over it, in one actor: what it says goes to Serve's proxy at once."""
+
+    async def __init__(  # type: ignore[misc]  # Serve awaits it
+        self, name: str, model: str, settings: dict[str, Any], service: ServiceSettings, keys: KeyRing
+    ) -> None:
+        """Loads the model."""
+        await super().__init__(name, model, settings, tick_timeout=service.tick_timeout)
+        self._app = make_app(self._backend, service, keys=keys)
+
+    def __serve_build_asgi_app__(self) -> Any:  # Serve's name
+        return self._app
 
 
 async def _told(work: Awaitable[T]) -> T | Problem:

@@ -1,0 +1,343 @@
+"""``aphoton serve-bench``: what the service costs: an engine alone, over HTTP, and through Ray Serve.
+
+Imports what the ``serve`` extra brings when it runs, so that the other commands need none of it.
+"""
+
+import asyncio
+import multiprocessing
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from statistics import median
+from typing import Annotated, Any
+
+import msgspec
+import typer
+from rich.table import Table
+from starlette.applications import Starlette
+from starlette.routing import Mount
+from starlette.types import Receive, Scope, Send
+
+from aphoton import AphotonError, EngineConfig
+from aphoton.checks import check_int
+from aphoton.cli.generate import MODEL_HELP
+from aphoton.cli.lists import choices, integers
+from aphoton.cli.missing import load_extra
+from aphoton.cli.options import options
+from aphoton.cli.terminal import out, say
+
+__all__ = ["Figures", "serve_bench"]
+
+ENGINE, HTTP, RAY, EMPTY = "engine", "http", "ray", "empty"
+WAYS = (ENGINE, HTTP, RAY, EMPTY)
+NAME = "model"
+PROMPT = "Once upon a time there was a photon."
+EVENT = b"data: {" + b" " * 200 + b"}\n\n"
+"""About as long as a chunk of an answer."""
+DONE = b"data: [DONE]\n\n"
+
+
+class Reply(msgspec.Struct, frozen=True):
+    """What one stream was: seconds until its first event and until its end, and how many events it had."""
+
+    first: float
+    whole: float
+    events: int
+
+
+class Round(msgspec.Struct, frozen=True):
+    """All streams of one round."""
+
+    seconds: float
+    replies: list[Reply]
+
+
+class Figures(msgspec.Struct, frozen=True, kw_only=True):
+    """What some streams at once came to: medians over the rounds.
+
+    :ivar way: what was measured.
+    :ivar tok_s: tokens a second, of all streams together.
+    :ivar ttft: milliseconds until a stream's first token, median of the streams.
+    :ivar events: that a stream had.
+    """
+
+    way: str
+    streams: int
+    tok_s: float
+    ttft: float
+    events: float
+
+
+Ask = Callable[[int], Awaitable[Reply]]
+"""Has one stream of so many tokens, or events."""
+
+
+@options(EngineConfig, "settings", panel="Engine", leave_out=("overload",), names={"pipeline_depth": "depth"})
+def serve_bench(
+    model: Annotated[str, typer.Argument(help=MODEL_HELP)] = "random:tiny",
+    concurrency: Annotated[str, typer.Option(help="Streams at once, e.g. 1,8,32.")] = "1,8,32",
+    output_tokens: Annotated[int, typer.Option(min=1, help="Of each stream.")] = 128,
+    rounds: Annotated[int, typer.Option(min=1, help="Of each; medians are shown. One more before does not count.")] = 3,
+    ways: Annotated[
+        str,
+        typer.Option(
+            help="What to measure: the engine alone, over HTTP in one process, through Ray Serve, and Ray Serve with "
+            "nothing to do."
+        ),
+    ] = ",".join(WAYS),
+    as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON, not as a table.")] = False,
+    *,
+    settings: dict[str, Any],
+) -> None:
+    """Measure what the HTTP service and Ray Serve cost, best on a small model: tokens a second, and time to the first.
+
+    All runs on this machine, the clients too.
+    """
+    load_extra("uvicorn", "serve")
+    load_extra("starlette", "serve")
+    load_extra("prometheus_client", "serve")
+    counts = integers("concurrency", concurrency, high=10_000)
+    check_int("rounds", rounds, 1, 1000)
+    asked = choices("ways", ways, WAYS)
+    settings = {"max_rows": max(counts), **settings}
+    EngineConfig(**settings)  # what cannot be is refused before anything is loaded
+    plan = Plan(counts, output_tokens, rounds)
+    figures: list[Figures] = []
+    if ENGINE in asked:
+        say("measuring the engine alone")
+        figures += asyncio.run(_engine_alone(model, settings, plan))
+    if HTTP in asked:
+        say("measuring HTTP in one process")
+        figures += asyncio.run(_over_http(model, settings, plan))
+    if RAY in asked or EMPTY in asked:
+        load_extra("ray", "serve")
+        with _ray() as url:
+            if RAY in asked:
+                say("measuring Ray Serve")
+                figures += _through_ray(url, model, settings, plan)
+            if EMPTY in asked:
+                say("measuring Ray Serve with nothing to do")
+                figures += _empty(url, plan)
+    if as_json:
+        out.print_json(msgspec.json.encode(figures).decode())
+    else:
+        _show(figures)
+
+
+class Plan:
+    """How much is measured of each way."""
+
+    def __init__(self, counts: list[int], tokens: int, rounds: int) -> None:
+        self._counts = counts
+        self._tokens = tokens
+        self._rounds = rounds
+
+    async def measure(self, way: str, ask: Ask) -> list[Figures]:
+        """Of each number of streams, all begun at the same time."""
+        return [await self._of(way, ask, streams) for streams in self._counts]
+
+    async def _of(self, way: str, ask: Ask, streams: int) -> Figures:
+        rounds = [await self._round(ask, streams) for _ in range(1 + self._rounds)][1:]
+        return Figures(
+            way=way,
+            streams=streams,
+            tok_s=median(streams * self._tokens / one.seconds for one in rounds),
+            ttft=1e3 * median(median(reply.first for reply in one.replies) for one in rounds),
+            events=median(median(reply.events for reply in one.replies) for one in rounds),
+        )
+
+    async def _round(self, ask: Ask, streams: int) -> Round:
+        began = time.perf_counter()
+        replies = await asyncio.gather(*(ask(self._tokens) for _ in range(streams)))
+        return Round(time.perf_counter() - began, list(replies))
+
+
+async def _engine_alone(model: str, settings: dict[str, Any], plan: Plan) -> list[Figures]:
+    from aphoton import Engine
+
+    async with Engine(model, **settings) as engine:
+
+        async def ask(tokens: int) -> Reply:
+            began, first, pieces = time.perf_counter(), None, 0
+            async for _ in engine.stream(PROMPT, max_tokens=tokens, ignore_eos=True):
+                first = first or time.perf_counter()
+                pieces += 1
+            assert first is not None
+            return Reply(first - began, time.perf_counter() - began, pieces)
+
+        return await plan.measure("engine alone", ask)
+
+
+async def _over_http(model: str, settings: dict[str, Any], plan: Plan) -> list[Figures]:
+    """The server in a process of its own, with its engine."""
+    spawn = multiprocessing.get_context("spawn")
+    ours, theirs = spawn.Pipe()
+    server = spawn.Process(target=_serve_http, args=(theirs, model, settings), daemon=True)
+    server.start()
+    theirs.close()
+    try:
+        try:
+            port = await asyncio.to_thread(ours.recv)
+        except EOFError:
+            raise AphotonError("the server that was to be measured has failed") from None
+        return await plan.measure("HTTP", _completions(f"http://127.0.0.1:{port}"))
+    finally:
+        server.terminate()
+        server.join()
+
+
+def _serve_http(ready: Any, model: str, settings: dict[str, Any]) -> None:
+    """In a process of its own: a server, until it is terminated."""
+    import uvicorn
+
+    from aphoton_serve.local import LocalBackend
+    from aphoton_serve.service import make_app
+
+    async def main() -> None:
+        async with LocalBackend({NAME: model}, **settings) as backend:
+            with socket.socket() as listening:
+                listening.bind(("127.0.0.1", 0))
+                config = uvicorn.Config(make_app(backend), log_config=None, access_log=False)
+                listening.listen()  # whoever connects from now on is served
+                ready.send(listening.getsockname()[1])
+                await uvicorn.Server(config).serve(sockets=[listening])
+
+    asyncio.run(main())
+
+
+@contextmanager
+def _ray() -> Iterator[str]:
+    """A Ray of our own on this machine, with Serve on the port of the address given."""
+    import ray
+    from ray import serve
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="WARNING")
+    try:
+        serve.start(http_options={"host": "127.0.0.1", "port": port})
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        serve.shutdown()
+        ray.shutdown()
+
+
+def _through_ray(url: str, model: str, settings: dict[str, Any], plan: Plan) -> list[Figures]:
+    from ray import serve
+
+    from aphoton_serve.app import ModelArgs, ServiceArgs, application
+    from aphoton_serve.keys import KeyRing
+
+    found: list[Figures] = []
+    for way, ingresses in (("Ray, endpoints apart", 1), ("Ray, endpoints in the replica", None)):
+        args = [ModelArgs(model=f"{NAME}={model}", **settings)]
+        serve.run(application(args, ServiceArgs(ingress_replicas=ingresses), KeyRing()))
+        found += asyncio.run(plan.measure(way, _completions(url)))
+        serve.delete("default")
+    return found
+
+
+def _empty(url: str, plan: Plan) -> list[Figures]:
+    """What Ray Serve takes to pass on events that cost nothing to make: through one deployment, and through two."""
+    from ray import serve
+
+    def deployed(name: str, kind: type[Any]) -> Any:
+        return serve.deployment(name=name, max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0.1})(kind)
+
+    async def ask(tokens: int) -> Reply:
+        reply, _ = await _post(url, f"/{tokens}", b"{}")
+        return reply
+
+    one: Any = deployed("speaker", serve.ingress()(Speaker)).bind(None)
+    two: Any = deployed("speaker", serve.ingress()(Speaker)).bind(deployed("teller", Teller).bind())
+    found: list[Figures] = []
+    for way, application in (("Ray, empty, one hop", one), ("Ray, empty, two hops", two)):
+        serve.run(application)
+        found += asyncio.run(plan.measure(way, ask))
+        serve.delete("default")
+    return found
+
+
+async def tell(count: int) -> AsyncIterator[bytes]:
+    """Events, each after a turn of the loop."""
+    for _ in range(count):
+        yield EVENT
+        await asyncio.sleep(0)
+
+
+class Teller:
+    """A deployment that tells events."""
+
+    async def tell(self, count: int) -> AsyncIterator[bytes]:
+        """So many."""
+        async for event in tell(count):
+            yield event
+
+
+class Speaker:
+    """A deployment that answers a path that is a number with as many events, its own or those of a `Teller`."""
+
+    def __init__(self, teller: Any) -> None:
+        self._tell = tell if teller is None else (lambda count: teller.options(stream=True).tell.remote(count))
+
+    def __serve_build_asgi_app__(self) -> Any:  # Serve's name
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            while (await receive()).get("more_body"):
+                pass
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+            async for event in self._tell(int(scope["path"].strip("/"))):
+                await send({"type": "http.response.body", "body": event, "more_body": True})
+            await send({"type": "http.response.body", "body": DONE, "more_body": False})
+
+        return Starlette(routes=[Mount("/", app)])
+
+
+def _completions(url: str) -> Ask:
+    async def ask(tokens: int) -> Reply:
+        body = {
+            "model": NAME,
+            "prompt": PROMPT,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        reply, tail = await _post(url, "/v1/completions", msgspec.json.encode(body))
+        if f'"completion_tokens":{tokens}'.encode() not in tail:
+            raise AphotonError(f"a stream ended early: {tail!r}")
+        return reply
+
+    return ask
+
+
+async def _post(url: str, path: str, body: bytes) -> tuple[Reply, bytes]:
+    """A stream and its last bytes, by a client that costs next to nothing: it shares the machine with the server."""
+    host, _, port = url.removeprefix("http://").partition(":")
+    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/json\r\n"
+    began = time.perf_counter()
+    reader, writer = await asyncio.open_connection(host, int(port))
+    try:
+        writer.write(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        first, events, tail = 0.0, 0, b""
+        while data := await reader.read(1 << 16):
+            events += data.count(b"data: ")
+            if events and not first:
+                first = time.perf_counter() - began
+            tail = (tail + data)[-2000:]
+        if DONE not in tail:
+            raise AphotonError(f"the server answered {tail!r}")
+        return Reply(first, time.perf_counter() - began, events - 1), tail
+    finally:
+        writer.close()
+
+
+def _show(figures: list[Figures]) -> None:
+    table = Table("way", "streams", "tok/s", "TTFT, ms", "events a stream")
+    for column in table.columns[1:]:
+        column.justify = "right"
+    for one in figures:
+        table.add_row(one.way, str(one.streams), f"{one.tok_s:,.0f}", f"{one.ttft:.1f}", f"{one.events:g}")
+    out.print(table)
