@@ -1,5 +1,6 @@
 """`Constraints`: what may be sampled for a request, token by token, compiled from its parameters."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -27,16 +28,15 @@ class Constraints:
 
     :ivar grammar: what its outputs are; None: anything.
     :ivar banned: ids that must never come: where nothing else is asked for a bias says so, and the host does nothing.
-    :ivar words: runs of ids that must not be completed, those of one id included.
-    :ivar allowed: the only ids that may come; None: all.
+    :ivar runs: of ids, that must not be completed, those of one id included; None where ``banned`` says it all.
+    :ivar allowed: the only ids that may come, where the other two do not say it all.
     """
 
-    vocab_size: int
     grammar: Grammar | None
     compiled: CompiledGrammar | None
     banned: tuple[int, ...]
-    words: tuple[tuple[int, ...], ...]
-    allowed: tuple[int, ...] | None
+    runs: BadWords | None
+    allowed: AllowedTokens | None
 
     @classmethod
     async def of(
@@ -56,21 +56,20 @@ class Constraints:
             words = await anyio.to_thread.run_sync(
                 _runs, params.bad_words, tokenizer, vocab_size, abandon_on_cancel=True
             )
-        allowed = None if params.allowed_token_ids is None else tuple(params.allowed_token_ids)
+        allowed = params.allowed_token_ids
         banned = tuple(sorted(run[0] for run in words if len(run) == 1))
         if len(banned) == vocab_size or (allowed is not None and set(banned).issuperset(allowed)):
             raise InvalidRequest("bad_words", "leave no token that may come")
-        return cls(
-            vocab_size=vocab_size,
-            grammar=grammar,
-            compiled=compiled,
-            banned=banned,
-            words=tuple(sorted(words)),
-            allowed=allowed,
-        )
+        runs = only = None
+        if words and (grammar is not None or len(words) > len(banned)):
+            runs = await anyio.to_thread.run_sync(BadWords, sorted(words), vocab_size, abandon_on_cancel=True)
+        if allowed is not None and (grammar is not None or runs is not None):  # the mask stands in its place
+            known = allowed[: bisect_left(allowed, vocab_size)]  # with others it will be refused
+            only = await anyio.to_thread.run_sync(AllowedTokens, known, vocab_size, abandon_on_cancel=True)
+        return cls(grammar=grammar, compiled=compiled, banned=banned, runs=runs, allowed=only)
 
     def masker(self, *, min_tokens: int, ends: Iterable[int]) -> Masker | None:
-        """For a sequence that begins. None: ``banned`` and ``allowed`` say it all.
+        """For a sequence that begins. None: ``banned`` and the parameters say it all.
 
         :param min_tokens: tokens before ``ends`` may come, where there is a grammar: it knows when nothing else may.
         """
@@ -79,11 +78,11 @@ class Constraints:
         if self.compiled is not None:
             maskers.append(self.compiled.masker(min_tokens=min_tokens, banned=ends))
             names.append(self.compiled.field)
-        if self.words and (maskers or len(self.words) > len(self.banned)):
-            maskers.append(BadWords(self.words, self.vocab_size))
+        if self.runs is not None:
+            maskers.append(self.runs.begin())
             names.append("bad_words")
-        if maskers and self.allowed is not None:  # the mask stands in its place
-            maskers.append(AllowedTokens(self.allowed, self.vocab_size))
+        if self.allowed is not None:
+            maskers.append(self.allowed)
             names.append("allowed_token_ids")
         return Rules(maskers, names) if len(maskers) > 1 else maskers[0] if maskers else None
 

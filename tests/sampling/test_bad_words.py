@@ -41,6 +41,20 @@ def test_a_word_that_overlaps_itself() -> None:
     assert 1 not in mask_of(words)
 
 
+def test_sequences_share_what_was_made_of_the_words() -> None:
+    words = BadWords([[1, 2, 3], [7]], VOCAB)
+    one, other = words.begin(), words.begin()
+    for token in (1, 2):
+        one.accept(token)
+    assert (mask_of(one), mask_of(other)) == (ALL - {7, 3}, ALL - {7})
+    assert one._by_last is other._by_last
+
+
+def test_words_that_take_long_are_not_for_the_loop() -> None:
+    assert BadWords([[1] * 500 + [2]], VOCAB).quick
+    assert not BadWords([[1] * (500 + i) for i in range(100)], VOCAB).quick
+
+
 @given(
     words=st.lists(st.lists(st.integers(0, 4), min_size=1, max_size=4), max_size=5),
     seed=st.integers(0, 1000),
