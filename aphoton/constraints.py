@@ -1,5 +1,6 @@
 """`Constraints`: what may be sampled for a request, token by token, compiled from its parameters."""
 
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -28,17 +29,16 @@ class Constraints:
     :ivar grammar: what its outputs are; None: anything.
     :ivar banned: ids that must never come.
     :ivar masked: the host says, token by token, what may come. Else a bias says all, and the host does nothing.
-    :ivar words: runs of ids that must not be completed, those of one id included.
-    :ivar allowed: the only ids that may come; None: all.
+    :ivar runs: of ids, that must not be completed, those of one id included; None where ``banned`` says it all.
+    :ivar allowed: the only ids that may come, where the other two do not say it all.
     """
 
-    vocab_size: int
     grammar: Grammar | None
     compiled: CompiledGrammar | None
     banned: tuple[int, ...]
     masked: bool
-    words: tuple[tuple[int, ...], ...]
-    allowed: tuple[int, ...] | None
+    runs: BadWords | None
+    allowed: AllowedTokens | None
 
     @classmethod
     async def of(
@@ -58,20 +58,19 @@ class Constraints:
             words = await anyio.to_thread.run_sync(
                 _runs, params.bad_words, tokenizer, vocab_size, abandon_on_cancel=True
             )
-        allowed = None if params.allowed_token_ids is None else tuple(params.allowed_token_ids)
+        allowed = params.allowed_token_ids
         banned = tuple(sorted(run[0] for run in words if len(run) == 1))
         if len(banned) == vocab_size or (allowed is not None and set(banned).issuperset(allowed)):
             raise InvalidRequest("bad_words", "leave no token that may come")
-        return cls(
-            vocab_size=vocab_size,
-            grammar=grammar,
-            compiled=compiled,
-            banned=banned,
-            # A processor sees its logits behind the bias, and may undo it.
-            masked=compiled is not None or len(words) > len(banned) or (bool(words) and params.processor is not None),
-            words=tuple(sorted(words)),
-            allowed=allowed,
-        )
+        # A processor sees its logits behind the bias, and may undo it.
+        masked = grammar is not None or len(words) > len(banned) or (bool(words) and params.processor is not None)
+        runs = only = None
+        if words and masked:
+            runs = await anyio.to_thread.run_sync(BadWords, sorted(words), vocab_size, abandon_on_cancel=True)
+        if allowed is not None and masked:  # the mask stands in its place
+            known = allowed[: bisect_left(allowed, vocab_size)]  # with others it will be refused
+            only = await anyio.to_thread.run_sync(AllowedTokens, known, vocab_size, abandon_on_cancel=True)
+        return cls(grammar=grammar, compiled=compiled, banned=banned, masked=masked, runs=runs, allowed=only)
 
     def masker(self, *, min_tokens: int, ends: Iterable[int]) -> Masker | None:
         """For a sequence that begins; None unless ``masked``.
@@ -85,11 +84,11 @@ class Constraints:
         if self.compiled is not None:
             maskers.append(self.compiled.masker(min_tokens=min_tokens, banned=ends))
             names.append(self.compiled.field)
-        if self.words:
-            maskers.append(BadWords(self.words, self.vocab_size))
+        if self.runs is not None:
+            maskers.append(self.runs.begin())
             names.append("bad_words")
-        if self.allowed is not None:  # the mask stands in its place
-            maskers.append(AllowedTokens(self.allowed, self.vocab_size))
+        if self.allowed is not None:
+            maskers.append(self.allowed)
             names.append("allowed_token_ids")
         return Rules(maskers, names) if len(maskers) > 1 else maskers[0]
 

@@ -9,6 +9,7 @@ import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
+from aphoton.checks import shown
 from aphoton.constraints import Constraints
 from aphoton.device.base import Limits
 from aphoton.errors import InvalidRequest, PromptTooLong
@@ -140,7 +141,9 @@ def make_sequences(
         )
     for token in params.stop_token_ids:
         if token >= limits.vocab_size:
-            raise InvalidRequest("stop_token_ids", f"{token} is not below the vocabulary size {limits.vocab_size}")
+            raise InvalidRequest(
+                "stop_token_ids", f"{shown(token)} is not below the vocabulary size {limits.vocab_size}"
+            )
     limit = room if params.max_tokens is None else min(params.max_tokens, room)
     # A grammar keeps ends back by itself, for it knows where there is nothing but the end.
     patience = min(params.min_tokens, limit)
@@ -204,8 +207,8 @@ def _changes(
     bias = cast("tuple[tuple[int, float], ...]", params.logit_bias)
     allowed = None if params.allowed_token_ids is None else tuple(params.allowed_token_ids)
     for name, ids in (("logit_bias", [token for token, _ in bias]), ("allowed_token_ids", allowed or ())):
-        if ids and max(ids) >= limits.vocab_size:
-            raise InvalidRequest(name, f"{max(ids)} is not below the vocabulary size {limits.vocab_size}")
+        if ids and ids[-1] >= limits.vocab_size:  # they are sorted
+            raise InvalidRequest(name, f"{shown(ids[-1])} is not below the vocabulary size {limits.vocab_size}")
     never = () if constraints is None else constraints.banned
     if allowed is not None and params.min_tokens and not params.constrained and stops.issuperset({*allowed} - {*never}):
         raise InvalidRequest("allowed_token_ids", "must not be end tokens only, which min_tokens forbids at first")
@@ -219,7 +222,7 @@ def _changes(
     repetition = float(params.repetition_penalty)
     return {
         "bias": bias,
-        "allowed": allowed,
+        "allowed": None if allowed is None else np.array(allowed, np.int32),
         "presence_penalty": float(params.presence_penalty),
         "frequency_penalty": float(params.frequency_penalty),
         "repetition_penalty": repetition,

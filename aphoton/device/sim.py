@@ -260,7 +260,8 @@ class SimDevice:
             may = np.unpackbits(mask.view(np.uint8), bitorder="little")[:size].astype(np.bool_)
         else:
             may = np.full(size, sampling.allowed is None)
-            may[list(sampling.allowed or ())] = True
+            if sampling.allowed is not None:
+                may[np.array(sampling.allowed, np.int64)] = True
         may[[one for one in banned if one < size]] = False
         allowed = np.flatnonzero(may)
         if not len(allowed):

@@ -10,7 +10,7 @@ __all__ = ["AllowedTokens"]
 
 class AllowedTokens:
     """A `Masker` of ids that are always the same: for a sequence that has other rules beside. (Alone, they are
-    `RowSampling.allowed`.)
+    `RowSampling.allowed`.) It has no state: sequences may share one.
 
     :param ids: less than ``vocab_size``.
     """
@@ -20,9 +20,9 @@ class AllowedTokens:
     cost = 1e-5
 
     def __init__(self, ids: Sequence[int], vocab_size: int) -> None:
-        self._mask = np.zeros((vocab_size + 31) // 32, np.uint32)
-        for i in ids:
-            self._mask[i // 32] |= np.uint32(1 << i % 32)
+        bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+        bits[np.array(ids, np.int64)] = True
+        self._mask = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """See `Masker.fill`."""

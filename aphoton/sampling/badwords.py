@@ -1,11 +1,17 @@
 """`BadWords`: token sequences that must not come."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
 
 __all__ = ["BadWords"]
+
+COMPARISON = 1e-8
+"""Seconds that comparing an id takes."""
+EACH = 50
+"""Ids whose comparison takes as long as the beginning of one."""
 
 
 class BadWords:
@@ -18,9 +24,7 @@ class BadWords:
     :param vocab_size: of the model: ids are less than that.
     """
 
-    __slots__ = ("_always", "_by_last", "_longest", "_tail")
-
-    cost = 1e-5
+    __slots__ = ("_always", "_by_last", "_longest", "_tail", "cost")
 
     def __init__(self, sequences: Sequence[Sequence[int]], vocab_size: int) -> None:
         self._always = all_tokens(vocab_size)
@@ -34,13 +38,21 @@ class BadWords:
                 self._always[last // 32] &= ~np.uint32(1 << last % 32)
         self._longest = max((len(sequence) - 1 for sequence in sequences), default=0)
         self._tail: list[int] = []
+        most = max((sum(len(before) + EACH for before, _ in those) for those in self._by_last.values()), default=0)
+        self.cost = 1e-5 + COMPARISON * most
+
+    def begin(self) -> "BadWords":
+        """For another sequence: what was made of the words is shared."""
+        begun = copy(self)
+        begun._tail = []
+        return begun
 
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """See `Masker.fill`."""
         mask[:] = self._always
-        tail = self._tail
+        tail = tuple(self._tail)
         for before, last in self._by_last.get(tail[-1], ()) if tail else ():
-            if tuple(tail[-len(before) :]) == before:
+            if tail[-len(before) :] == before:
                 mask[last // 32] &= ~np.uint32(1 << last % 32)
 
     def accept(self, token: int) -> bool:

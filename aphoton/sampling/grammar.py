@@ -7,14 +7,14 @@ from typing import Any, Literal
 
 import msgspec
 
+from aphoton.checks import shown
 from aphoton.errors import InvalidRequest
-from aphoton.sampling.schema import Schema, check_schema, merge_tagged, schema_text, type_schema
+from aphoton.sampling.schema import MAX_TEXT, Schema, check_schema, merge_tagged, schema_text, type_schema
 
 __all__ = ["Grammar", "GrammarKind"]
 
 GrammarKind = Literal["json_schema", "json_object", "regex", "choices", "grammar"]
 
-MAX_TEXT = 256 * 1024
 MAX_LARK_TEXT = 32 * 1024
 MAX_LARK_RULES = 1000
 
@@ -62,7 +62,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
         :raises InvalidRequest: for more than one, and for one that is no grammar.
         """
         if type(json_object) is not bool:
-            raise InvalidRequest("json_object", f"must be true or false, not {json_object!r:.80}")
+            raise InvalidRequest("json_object", f"must be true or false, not {shown(json_object)}")
         given = [
             name
             for name, value in (
@@ -117,7 +117,7 @@ class Grammar(msgspec.Struct, frozen=True, kw_only=True):
             if hasattr(self.type, "model_validate_json"):
                 return self.type.model_validate_json(text)
             return msgspec.convert(plain, self.type, builtin_types=())
-        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+        except Exception as error:  # what a validator of its own raises, too
             raise ValueError(f"{_name(self.type)} cannot be made of the text: {error}") from error
 
 
@@ -127,7 +127,7 @@ def _from_schema(given: Any) -> Grammar:
     if isinstance(given, Mapping):
         text = given.text if isinstance(given, Schema) else schema_text(given)
     elif isinstance(given, str | bytes | bool | int | float | list | tuple):
-        raise InvalidRequest("json_schema", f"must be a dict or a type, not {given!r:.80}")
+        raise InvalidRequest("json_schema", f"must be a dict or a type, not {shown(given)}")
     else:
         kind, text = given, schema_text(type_schema(given))
     _check_text("json_schema", text, MAX_TEXT)
@@ -140,12 +140,12 @@ def _from_schema(given: Any) -> Grammar:
 
 def _from_choices(choices: Any) -> Grammar:
     if not isinstance(choices, tuple | list):
-        raise InvalidRequest("choices", f"must be a list of strings, not {choices!r:.80}")
+        raise InvalidRequest("choices", f"must be a list of strings, not {shown(choices)}")
     if not choices or not all(isinstance(choice, str) and choice for choice in choices):
         raise InvalidRequest("choices", "must be at least one string, none of them empty")
     if len(set(choices)) < len(choices):
         twice = next(choice for i, choice in enumerate(choices) if choice in choices[:i])
-        raise InvalidRequest("choices", f"must differ from each other; {twice!r:.80} is there twice")
+        raise InvalidRequest("choices", f"must differ from each other; {shown(twice)} is there twice")
     for choice in choices:
         _check_text("choices", choice, MAX_TEXT)
     text = json.dumps(choices, ensure_ascii=False)
@@ -175,7 +175,7 @@ def _from_lark(text: Any) -> Grammar:
 
 def _check_text(field: str, text: Any, limit: int) -> str:
     if not isinstance(text, str) or not text:
-        raise InvalidRequest(field, f"must be a string that is not empty, not {text!r:.80}")
+        raise InvalidRequest(field, f"must be a string that is not empty, not {shown(text)}")
     if len(text) > limit:
         raise InvalidRequest(field, f"must be at most {limit} characters long, not {len(text)}")
     try:

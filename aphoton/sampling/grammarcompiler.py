@@ -179,6 +179,8 @@ def _reason(error: str) -> str:
         )
     if name := re.search(r"Unknown format: (.*)", error):
         return f"keyword format is not supported with the value {name[1]!r}"
+    if name := re.search(r"Resource '(.*)' is not present in a registry", error):
+        return f"names a schema that is not known, {name[1]!r:.200}: $schema may be one of JSON Schema's own drafts"
     if "coerce_one_of" in error:
         return (
             "keyword oneOf is not supported where its alternatives may overlap; anyOf is, and a required tag property"

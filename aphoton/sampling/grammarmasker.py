@@ -96,6 +96,8 @@ class GrammarMasker:
         if self.matcher.is_error():
             self._on_error()
             reason = self.matcher.get_error().replace("<non-verbose/>", "").strip()
+            if reason == "NoExtensionBias":  # whatever comes, no text is ever complete
+                raise ConstraintFailed(self._field, f"allows no text{' that begins so' if self._count else ''}")
             raise ConstraintFailed(self._field, f"no mask can be made any more: {reason:.2000}")
         if self._kept is not None and self._count < self._min_tokens:
             np.bitwise_and(mask, self._kept, out=self._narrowed)

@@ -1,16 +1,17 @@
 """`SamplingParams`: what a request may ask of its tokens, checked when it is made."""
 
+import inspect
 from collections.abc import Mapping, Sequence
 from operator import attrgetter, is_not
 from typing import Any, get_origin
 
 import msgspec
 
-from aphoton.checks import check_float, check_int
+from aphoton.checks import check_float, check_int, shown
 from aphoton.errors import InvalidRequest
 from aphoton.sampling.processor import LogitsProcessor
 from aphoton.sampling.row import MAX_BIAS
-from aphoton.sampling.schema import Schema, schema_text
+from aphoton.sampling.schema import Schema, is_larger, schema_text
 
 __all__ = ["SamplingParams"]
 
@@ -20,9 +21,13 @@ MAX_STOP_LENGTH = 1024
 MAX_N = 64
 MAX_BAD_WORDS = 256
 MAX_CHOICES = 4096
+MAX_ALLOWED = 1 << 20
+"""Ids of ``allowed_token_ids``: more than any vocabulary has."""
 MAX_GRAMMAR = 1 << 18
 """Characters of a regex, of a grammar, of all choices together, or of a schema as JSON."""
 MAX_DEADLINE = 1e9
+MIN_REPETITION = 0.01
+"""What logits divided by it do not overflow at."""
 GRAMMARS = ("json_schema", "json_object", "regex", "choices", "grammar")
 
 
@@ -109,7 +114,8 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             check_int("max_tokens", self.max_tokens, 0)
         check_int("min_tokens", self.min_tokens, 0)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequest("min_tokens", f"must be at most max_tokens ({self.max_tokens}), not {self.min_tokens}")
+            most, least = shown(self.max_tokens), shown(self.min_tokens)
+            raise InvalidRequest("min_tokens", f"must be at most max_tokens ({most}), not {least}")
         check_float("temperature", self.temperature, 0.0, 100.0)
         check_int("top_k", self.top_k, 0)
         check_float("top_p", self.top_p, 0.0, 1.0, open_low=True)
@@ -117,16 +123,14 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         if self.seed is not None:
             check_int("seed", self.seed, 0, 2**64 - 1)
         if not isinstance(self.stop, str | tuple | list):
-            raise InvalidRequest("stop", f"must be a string or a list of strings, not {self.stop!r}")
+            raise InvalidRequest("stop", f"must be a string or a list of strings, not {shown(self.stop)}")
         stops = self.stop_strings
         if len(stops) > MAX_STOPS:
             raise InvalidRequest("stop", f"must be at most {MAX_STOPS} strings, not {len(stops)}")
-        if not all(isinstance(stop, str) and stop for stop in stops):
-            raise InvalidRequest("stop", "must be strings that are not empty")
-        if any(len(stop) > MAX_STOP_LENGTH for stop in stops):
-            raise InvalidRequest("stop", f"must be strings of at most {MAX_STOP_LENGTH} characters")
+        for stop in stops:
+            _check_text("stop", stop, MAX_STOP_LENGTH)
         if not isinstance(self.stop_token_ids, tuple | list):
-            raise InvalidRequest("stop_token_ids", f"must be a list of token ids, not {self.stop_token_ids!r}")
+            raise InvalidRequest("stop_token_ids", f"must be a list of token ids, not {shown(self.stop_token_ids)}")
         if len(self.stop_token_ids) > MAX_STOPS:
             raise InvalidRequest("stop_token_ids", f"must be at most {MAX_STOPS} ids, not {len(self.stop_token_ids)}")
         for token in self.stop_token_ids:
@@ -136,7 +140,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         msgspec.structs.force_setattr(self, "stop_token_ids", tuple(self.stop_token_ids))
         for name in ("include_stop_str_in_output", "ignore_eos"):
             if type(getattr(self, name)) is not bool:
-                raise InvalidRequest(name, f"must be true or false, not {getattr(self, name)!r}")
+                raise InvalidRequest(name, f"must be true or false, not {shown(getattr(self, name))}")
         if self.logprobs is not None:
             check_int("logprobs", self.logprobs, 0, MAX_LOGPROBS)
         # Most requests have none of these, and there are many of both: by identity, so that False is not taken for 0.
@@ -147,20 +151,20 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """The fields that most requests leave alone."""
         for name in ("echo", "json_object"):
             if type(getattr(self, name)) is not bool:
-                raise InvalidRequest(name, f"must be true or false, not {getattr(self, name)!r}")
+                raise InvalidRequest(name, f"must be true or false, not {shown(getattr(self, name))}")
         if self.use_prefix_cache is not None and type(self.use_prefix_cache) is not bool:
-            raise InvalidRequest("use_prefix_cache", f"must be true, false or None, not {self.use_prefix_cache!r}")
+            raise InvalidRequest("use_prefix_cache", f"must be true, false or None, not {shown(self.use_prefix_cache)}")
         if self.prompt_logprobs is not None:
             check_int("prompt_logprobs", self.prompt_logprobs, 0, MAX_LOGPROBS)
         check_int("n", self.n, 1, MAX_N)
         check_float("presence_penalty", self.presence_penalty, -2.0, 2.0)
         check_float("frequency_penalty", self.frequency_penalty, -2.0, 2.0)
-        check_float("repetition_penalty", self.repetition_penalty, 0.0, 10.0, open_low=True)
+        check_float("repetition_penalty", self.repetition_penalty, MIN_REPETITION, 10.0)
         check_int("priority", self.priority, -(2**31), 2**31 - 1)
         if self.deadline is not None:
             check_float("deadline", self.deadline, 0.0, MAX_DEADLINE, open_low=True)
-        if self.processor is not None and not callable(self.processor):
-            raise InvalidRequest("processor", f"must be a function of output and logits, not {self.processor!r:.80}")
+        if self.processor is not None:
+            _check_processor(self.processor)
         copied = msgspec.structs.force_setattr
         copied(self, "logit_bias", _biases(self.logit_bias))
         copied(self, "bad_words", _texts("bad_words", self.bad_words, MAX_BAD_WORDS, MAX_STOP_LENGTH))
@@ -226,7 +230,7 @@ def _biases(given: object) -> tuple[tuple[int, float], ...]:
     if isinstance(given, Mapping):
         given = tuple(given.items())
     if not isinstance(given, tuple | list) or not all(isinstance(pair, tuple) and len(pair) == 2 for pair in given):
-        raise InvalidRequest("logit_bias", f"must be a mapping from token ids to numbers, not {given!r:.80}")
+        raise InvalidRequest("logit_bias", f"must be a mapping from token ids to numbers, not {shown(given)}")
     if len(given) > MAX_BIAS:
         raise InvalidRequest("logit_bias", f"must be of at most {MAX_BIAS} ids, not {len(given)}")
     for token, value in given:
@@ -240,17 +244,41 @@ def _biases(given: object) -> tuple[tuple[int, float], ...]:
 
 def _allowed(given: object) -> tuple[int, ...]:
     if not isinstance(given, tuple | list):
-        raise InvalidRequest("allowed_token_ids", f"must be a list of token ids, not {given!r:.80}")
+        raise InvalidRequest("allowed_token_ids", f"must be a list of token ids, not {shown(given)}")
     if not given:
         raise InvalidRequest("allowed_token_ids", "must hold at least one id")
-    for token in given:
-        check_int("allowed_token_ids", token, 0)
+    if len(given) > MAX_ALLOWED:
+        raise InvalidRequest("allowed_token_ids", f"must be at most {MAX_ALLOWED} ids, not {len(given)}")
+    if set(map(type, given)) != {int} or min(given) < 0:
+        for token in given:  # whichever it is
+            check_int("allowed_token_ids", token, 0)
     return tuple(sorted(set(given)))
+
+
+def _check_processor(given: Any) -> None:
+    wrong = not callable(given)
+    if not wrong:
+        # What it returns would never be awaited.
+        for call in (given, getattr(given, "__call__", None)):  # noqa: B004
+            wrong |= inspect.iscoroutinefunction(call) or inspect.isasyncgenfunction(call)
+        try:
+            signature = inspect.signature(given)
+        except (TypeError, ValueError):  # of some that are written in C
+            signature = None
+        try:
+            if signature is not None:
+                signature.bind(None, None)
+        except TypeError:
+            wrong = True
+    if wrong:
+        raise InvalidRequest(
+            "processor", f"must be a function, not async, that takes output and logits, not {shown(given)}"
+        )
 
 
 def _texts(field: str, given: object, most: int, longest: int) -> tuple[str, ...]:
     if not isinstance(given, tuple | list):
-        raise InvalidRequest(field, f"must be a list of strings, not {given!r:.80}")
+        raise InvalidRequest(field, f"must be a list of strings, not {shown(given)}")
     if len(given) > most:
         raise InvalidRequest(field, f"must be at most {most} strings, not {len(given)}")
     for text in given:
@@ -260,7 +288,7 @@ def _texts(field: str, given: object, most: int, longest: int) -> tuple[str, ...
 
 def _check_text(field: str, text: object, longest: int) -> None:
     if not isinstance(text, str):
-        raise InvalidRequest(field, f"must be a string, not {text!r:.80}")
+        raise InvalidRequest(field, f"must be a string, not {shown(text)}")
     if not text:
         raise InvalidRequest(field, "must not be empty")
     if len(text) > longest:
@@ -278,8 +306,10 @@ def _schema(given: object) -> Any:
     if not isinstance(given, dict):
         raise InvalidRequest(
             "json_schema",
-            f"must be a dictionary, or a struct, dataclass or pydantic model, not {given!r:.80}",
+            f"must be a dictionary, or a struct, dataclass or pydantic model, not {shown(given)}",
         )
+    if is_larger(given, MAX_GRAMMAR):  # found before it is all written
+        raise InvalidRequest("json_schema", f"must be at most {MAX_GRAMMAR} bytes as JSON")
     text = schema_text(given)
     try:
         size = len(text.encode())

@@ -21,7 +21,7 @@ class RowSampling:
     :ivar row: filled in at admission.
     :ivar banned: ids that must not be sampled while fewer than ``min_tokens`` tokens have been.
     :ivar bias: (id, value) added to logits, at most `MAX_BIAS` of them, each id once.
-    :ivar allowed: the only ids that may be sampled; None: all.
+    :ivar allowed: the only ids that may be sampled, which sequences of a request share; None: all.
     :ivar repetition_penalty: logits of tokens of prompt and output are divided by it where positive, multiplied where
         negative (arXiv:1909.05858, Hugging Face). 1: none.
     :ivar presence_penalty, frequency_penalty: subtracted once, and once for each time, from logits of tokens of the
@@ -41,7 +41,7 @@ class RowSampling:
     banned: tuple[int, ...] = ()
     logprobs: int | None = None
     bias: tuple[tuple[int, float], ...] = ()
-    allowed: tuple[int, ...] | None = None
+    allowed: tuple[int, ...] | NDArray[np.int32] | None = None
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0

@@ -7,10 +7,14 @@ from urllib.parse import unquote
 
 import msgspec
 
+from aphoton.checks import shown
 from aphoton.errors import InvalidRequest
 
 __all__ = ["Schema", "check_schema", "merge_tagged", "schema_text", "type_schema"]
 
+MAX_TEXT = 256 * 1024
+MAX_JSON_DEPTH = 1000
+"""Python's limit of recursion, which its writer of JSON obeys."""
 MAX_DEPTH = 400
 """Subschemas inside one another, references followed. The compiler recurses: 1,000 overflow a thread's stack of 8 MB,
 which ends the process."""
@@ -58,11 +62,37 @@ class Schema(dict[str, Any]):
         return type(self), (self.text,)
 
 
+def is_larger(value: Any, limit: int) -> bool:
+    """Whether JSON of a value surely has more than ``limit`` characters; takes no longer for more.
+
+    False where it is nested as deep as nothing is written: the writer comes there first, and says what is wrong.
+    """
+    size, waiting = 0, [iter((value,))]
+    while waiting and size <= limit and len(waiting) < 4 * MAX_JSON_DEPTH:
+        for part in waiting[-1]:
+            size += 1
+            if isinstance(part, str):
+                size += len(part)
+            elif isinstance(part, dict):
+                waiting += iter(part), iter(part.values())
+                break
+            elif isinstance(part, list | tuple):
+                waiting.append(iter(part))
+                break
+            if size > limit:
+                break
+        else:
+            waiting.pop()
+    return size > limit
+
+
 def schema_text(schema: Mapping[str, Any]) -> str:
     """The schema as JSON, keys in their order: that is the order in which they are generated.
 
     :raises InvalidRequest: for what is not JSON.
     """
+    if is_larger(schema, MAX_TEXT):
+        raise InvalidRequest("json_schema", f"must be at most {MAX_TEXT} characters long")
     try:
         return json.dumps(schema, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     except (TypeError, ValueError, RecursionError) as error:
@@ -78,7 +108,9 @@ def type_schema(kind: Any) -> dict[str, Any]:
         pydantic = hasattr(kind, "model_json_schema")
         schema = kind.model_json_schema() if pydantic else msgspec.json.schema(kind)
     except Exception as error:  # pydantic's own errors derive from nothing that could be named here
-        raise InvalidRequest("json_schema", f"cannot be made from {kind!r:.80}: {error}") from error
+        raise InvalidRequest("json_schema", f"cannot be made from {shown(kind)}: {error}") from error
+    if not isinstance(schema, dict):
+        raise InvalidRequest("json_schema", f"of {shown(kind)} must be a dict, not {shown(schema)}")
     for part in subschemas(schema):
         part.pop("discriminator", None)  # OpenAPI's hint for parsers: the alternatives exclude each other without it
         part.pop("uniqueItems", None)  # a set: what comes twice is in it once
@@ -184,45 +216,54 @@ def check_depth(schema: Mapping[str, Any], field: str) -> None:
 
     Exact where references make no circle and all are pointers into the schema; else it is the sum of all.
     """
-    depths: dict[str, int] = {}
-    open_refs: set[str] = set()
+    depths: dict[int, int] = {}  # by the part's id: each is gone through once, whatever leads to it
+    opened: set[int] = set()
+    refs: set[str] = set()
     unknown: set[str] = set()
     circles = False
 
     def depth(part: Any) -> int:
         nonlocal circles
-        if isinstance(part, list):
-            return 1 + max(map(depth, part), default=0)
-        if not isinstance(part, Mapping):
+        if not isinstance(part, list | Mapping):
             return 0
-        deepest = max(map(depth, part.values()), default=0)
-        ref = part.get("$ref")
+        known = depths.get(id(part))
+        if known is not None:
+            return known
+        if id(part) in opened:
+            circles = True
+            return 0
+        opened.add(id(part))
+        deepest = max(map(depth, part if isinstance(part, list) else part.values()), default=0)
+        ref = part.get("$ref") if isinstance(part, Mapping) else None
         if isinstance(ref, str):
-            if ref in open_refs:
-                circles = True
-            elif ref not in depths:
-                target = resolve(schema, ref)
-                if target is None:
-                    unknown.add(ref)
-                open_refs.add(ref)
-                depths[ref] = depth(target)
-                open_refs.discard(ref)
-            deepest = max(deepest, depths.get(ref, 0))
+            refs.add(ref)
+            target = resolve(schema, ref)
+            if target is None:
+                unknown.add(ref)
+            deepest = max(deepest, depth(target))
+        opened.discard(id(part))
+        depths[id(part)] = 1 + deepest
         return 1 + deepest
 
     total = depth(schema)
     if circles:
-        total = depth_without_refs(schema) + sum(depth_without_refs(resolve(schema, ref)) for ref in depths)
+        alone: dict[int, int] = {}
+        total = depth_without_refs(schema, alone)
+        total += sum(depth_without_refs(resolve(schema, ref), alone) for ref in refs)
     if unknown:
-        total += len(unknown) * depth_without_refs(schema)  # wherever an anchor is, what it names is no deeper
+        total += len(unknown) * depth_without_refs(schema, {})  # wherever an anchor is, what it names is no deeper
     if total > MAX_DEPTH:
         raise InvalidRequest(field, f"must be nested at most {MAX_DEPTH} deep, references included, not {total}")
 
 
-def depth_without_refs(part: Any) -> int:
-    if isinstance(part, Mapping):
-        part = list(part.values())
-    return 1 + max(map(depth_without_refs, part), default=0) if isinstance(part, list) else 0
+def depth_without_refs(part: Any, known: dict[int, int]) -> int:
+    """:param known: by the part's id; filled in."""
+    if not isinstance(part, list | Mapping):
+        return 0
+    if id(part) not in known:
+        parts = part if isinstance(part, list) else part.values()
+        known[id(part)] = 1 + max((depth_without_refs(each, known) for each in parts), default=0)
+    return known[id(part)]
 
 
 def resolve(schema: Mapping[str, Any], ref: str) -> Any:
@@ -234,7 +275,7 @@ def resolve(schema: Mapping[str, Any], ref: str) -> Any:
         return None
     for name in ref[1:].split("/")[1:]:
         name = unquote(name).replace("~1", "/").replace("~0", "~")
-        if isinstance(part, list) and name.isdecimal() and int(name) < len(part):
+        if isinstance(part, list) and name.isdecimal() and len(name) < 10 and int(name) < len(part):
             part = part[int(name)]
         elif isinstance(part, Mapping):
             part = part.get(name)

@@ -49,7 +49,7 @@ def test_runs_as_a_module() -> None:
             "error: temperature: must be in [0, 100]",
         ),
         (["generate", "random:tiny", "Hi", "--depth", "3"], 2, "error: pipeline_depth: must be one of 1, 2, not 3"),
-        (["generate", "random:tiny", "Hi", "--stop", ""], 2, "error: stop: must be strings that are not empty"),
+        (["generate", "random:tiny", "Hi", "--stop", ""], 2, "error: stop: must not be empty"),
         (["generate", "sim", "Hi", "--device", "sim", "--kv-memory", "1"], 2, "error: kv_memory: sim has no memory"),
         (["bench", "--concurrency", "1,x"], 2, "error: concurrency: must be integers"),
         (["bench", "--concurrency", "0"], 2, "error: concurrency: must be from 1 to 4096, not 0"),

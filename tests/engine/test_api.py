@@ -324,6 +324,7 @@ BAD_PARAMETERS: list[tuple[str, Any]] = [
     ("stop", ["ok", ""]),
     ("stop", [5]),
     ("stop", None),
+    ("stop", "\ud800"),
     ("stop", ["x"] * 65),
     ("stop_token_ids", 5),
     ("stop_token_ids", [-1]),
@@ -351,6 +352,7 @@ BAD_PARAMETERS: list[tuple[str, Any]] = [
         for value in (2.1, -2.1, float("nan"), False, None, "1")
     ],
     ("repetition_penalty", 0.0),
+    ("repetition_penalty", 1e-300),
     ("repetition_penalty", -1.0),
     ("repetition_penalty", 10.5),
     ("repetition_penalty", True),
@@ -370,6 +372,7 @@ BAD_PARAMETERS: list[tuple[str, Any]] = [
     ("allowed_token_ids", []),
     ("allowed_token_ids", 5),
     ("allowed_token_ids", [-1]),
+    ("allowed_token_ids", [0] * ((1 << 20) + 1)),
     ("allowed_token_ids", [1.0]),
     ("allowed_token_ids", [False]),
     ("bad_words", None),

@@ -14,7 +14,15 @@ from engine.machines import Counting, machine
 from engine.waiting import idle, until
 from torch import Tensor
 
-from aphoton import Completion, ConstraintFailed, Engine, InvalidRequest, SamplingParams, SimModel
+from aphoton import (
+    Completion,
+    ConstraintFailed,
+    Engine,
+    InvalidRequest,
+    SamplingParams,
+    SimModel,
+    constraints,
+)
 
 PROMPT = [10, 20, 30]
 
@@ -245,14 +253,18 @@ async def test_what_cannot_be_compiled_is_refused_in_the_callers_task(tiny: Engi
         {"allowed_token_ids": [1, 512]},
         {"stop_token_ids": [512]},
         {"allowed_token_ids": [10**30]},
+        {"allowed_token_ids": [10**5000]},
+        {"allowed_token_ids": [1, 10**5000], "regex": "a+"},
+        {"stop_token_ids": [10**5000]},
+        {"logit_bias": {10**5000: 1.0}},
     ],
-    ids=str,
+    ids=lambda fields: next(iter(fields)),
 )
 async def test_ids_are_the_models(tiny: Engine, sampling: dict[str, Any]) -> None:
     for n in (1, 3):
         with pytest.raises(InvalidRequest, match="vocabulary size 512") as refused:
             await tiny.generate([1], n=n, **sampling)
-        assert [refused.value.field] == list(sampling)
+        assert refused.value.field == next(iter(sampling))
     await idle(tiny)
     assert tiny.stats().steps == 0
 
@@ -305,6 +317,22 @@ async def test_a_bias_and_a_ban_of_the_same_id(monkeypatch: pytest.MonkeyPatch) 
         assert done.text == "xx"
 
 
+async def test_what_sequences_share_is_made_once(tiny: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[str] = []
+    for name in ("AllowedTokens", "BadWords"):
+        kind = getattr(constraints, name)
+
+        def make(*args: Any, kind: Any = kind, name: str = name) -> Any:
+            made.append(name)
+            return kind(*args)
+
+        monkeypatch.setattr(constraints, name, make)
+    done = await tiny.generate(
+        [1], n=8, regex="[a-f]+", max_tokens=4, allowed_token_ids=[*b"abcdef"], bad_words=["ab"], temperature=1.0
+    )
+    assert len(done.outputs) == 8 and sorted(made) == ["AllowedTokens", "BadWords"]
+
+
 # Processors
 
 
@@ -342,6 +370,24 @@ async def test_a_processor_cannot_bring_a_bad_word_back(tiny: Engine) -> None:
     assert (await tiny.generate([1], processor=level, max_tokens=3)).token_ids == (97,) * 3
     done = await tiny.generate([1], processor=level, bad_words=["a"], max_tokens=3)
     assert 97 not in done.token_ids
+
+
+@pytest.mark.parametrize(
+    "error",
+    [asyncio.CancelledError, GeneratorExit, KeyboardInterrupt, SystemExit, StopIteration, StopAsyncIteration],
+)
+async def test_a_processor_that_raises_what_is_not_its_own_to_raise(tiny: Engine, error: Any) -> None:
+    def fails(output: Sequence[int], logits: Tensor) -> None:
+        raise error
+
+    with pytest.raises(RuntimeError, match=f"the processor raised {error.__name__}") as raised:
+        await tiny.generate([1], processor=fails, max_tokens=3)
+    assert isinstance(raised.value.__cause__, error)
+    with pytest.raises(RuntimeError, match="the processor raised"):
+        async for _ in tiny.stream([1], processor=fails, max_tokens=3):
+            pass
+    assert len((await tiny.generate([1], max_tokens=3, ignore_eos=True)).token_ids) == 3
+    await idle(tiny)
 
 
 async def test_a_processor_that_fails_ends_its_request_alone(tiny: Engine) -> None:

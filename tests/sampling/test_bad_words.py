@@ -10,6 +10,7 @@ from sampling.grammars import EOS, VOCAB, byte_vocabulary, compiled, mask_of
 
 from aphoton.errors import ConstraintFailed
 from aphoton.sampling import AllowedTokens, BadWords, GrammarCompiler, Rules
+from aphoton.sampling.masks import QUICK
 
 ALL = set(range(VOCAB))
 
@@ -39,6 +40,20 @@ def test_a_word_that_overlaps_itself() -> None:
     assert 1 in mask_of(words)
     words.accept(1)
     assert 1 not in mask_of(words)
+
+
+def test_sequences_share_what_was_made_of_the_words() -> None:
+    words = BadWords([[1, 2, 3], [7]], VOCAB)
+    one, other = words.begin(), words.begin()
+    for token in (1, 2):
+        one.accept(token)
+    assert (mask_of(one), mask_of(other)) == (ALL - {7, 3}, ALL - {7})
+    assert one._by_last is other._by_last
+
+
+def test_words_that_take_long_are_not_for_the_loop() -> None:
+    assert BadWords([[1] * 500 + [2]], VOCAB).cost < QUICK
+    assert BadWords([[1] * (500 + i) for i in range(100)], VOCAB).cost > QUICK
 
 
 @given(

@@ -12,6 +12,7 @@ import pytest
 
 from aphoton.errors import InvalidRequest
 from aphoton.sampling import Grammar
+from aphoton.sampling.schema import check_depth
 
 
 class Point(msgspec.Struct):
@@ -161,6 +162,28 @@ def test_tuples_hide_nothing() -> None:
         Grammar.of(json_schema={"anyOf": ({"type": "string"}, {"$ref": "https://example.com"})})
 
 
+@pytest.mark.parametrize("inside", [{}, {"items": {"$ref": "#"}}], ids=["tree", "circle"])
+def test_one_subschema_by_many_names_is_looked_at_once(inside: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spelt in all ways there are of escaping ten letters: it took minutes."""
+    names = ["".join(f"%{ord(c):x}" if i >> bit & 1 else c for bit, c in enumerate("abcdefghij")) for i in range(1024)]
+    target = {"enum": [[i] for i in range(300)], **inside}
+    looked = 0
+
+    class Counted(list[Any]):
+        def __iter__(self) -> Any:
+            nonlocal looked
+            looked += 1
+            return super().__iter__()
+
+    target["enum"] = Counted(target["enum"])
+    schema = {"anyOf": [{"$ref": f"#/$defs/{name}"} for name in names], "$defs": {"abcdefghij": target}}
+    try:
+        check_depth(schema, "json_schema")
+    except InvalidRequest:
+        assert inside  # each name counts: the compiler follows each by itself
+    assert 0 < looked <= 2
+
+
 def test_deep_but_allowed() -> None:
     assert Grammar.of(json_schema=chain(100, lambda ref: {"properties": {"x": {"$ref": ref}}}))
     # References that look like more than they are: every one of 300 leads to the same.
@@ -200,6 +223,27 @@ def test_what_was_cut_is_nothing() -> None:
     assert grammar(regex="[0-9]+").parse("1", complete=False) is None
     assert grammar(json_schema=Point).parse('{"x":1}', complete=False) is None
     assert grammar(json_schema=Point).parse('{"x":') is None
+
+
+def test_what_a_type_raises_is_a_value_error() -> None:
+    class Wrong:
+        @staticmethod
+        def model_json_schema() -> dict[str, Any]:
+            return {"type": "integer"}
+
+        @staticmethod
+        def model_validate_json(text: str) -> None:
+            raise KeyError(text)
+
+    with pytest.raises(ValueError, match="Wrong cannot be made"):
+        grammar(json_schema=Wrong).parse("1")
+
+
+@pytest.mark.parametrize("schema", [None, [], True, "{}"])
+def test_a_type_whose_schema_is_none(schema: Any) -> None:
+    kind = type("Kind", (), {"model_json_schema": staticmethod(lambda: schema)})
+    with pytest.raises(InvalidRequest, match=r"^json_schema: of .* must be a dict"):
+        Grammar.of(json_schema=kind)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """`SamplingParams` by itself; what an engine refuses at the call is tested with the engine."""
 
 import copy
+import functools
 import itertools
 import json
 import pickle
@@ -107,7 +108,7 @@ def test_one_grammar_at_most(one: str, other: str) -> None:
         {"presence_penalty": 2.0},
         {"frequency_penalty": -2.0},
         {"frequency_penalty": 2},
-        {"repetition_penalty": 1e-300},
+        {"repetition_penalty": 0.01},
         {"repetition_penalty": 10},
         {"logit_bias": {}},
         {"logit_bias": {0: -100, 1: 100}},
@@ -147,6 +148,77 @@ def test_the_ends_of_what_is_allowed(fields: dict[str, Any]) -> None:
     params = SamplingParams(**fields)
     assert params == SamplingParams(**fields)
     assert hash(SamplingParams(max_tokens=3)) == hash(SamplingParams(max_tokens=3))
+
+
+def with_call(call: Any) -> Any:
+    return type("Callable", (), {"__call__": call})()
+
+
+async def waits(output: Any, logits: Any) -> None: ...
+
+
+async def yields(output: Any, logits: Any) -> Any:
+    yield
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        waits,
+        yields,
+        functools.partial(waits),
+        with_call(lambda self, output: None),
+        lambda: None,
+        lambda output: None,
+        lambda output, logits, more: None,
+        lambda output, *, logits: None,
+    ],
+)
+def test_a_processor_is_called_with_two_arguments_and_not_awaited(processor: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"^processor: must be a function, not async"):
+        SamplingParams(processor=processor)
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [print, lambda *both: None, lambda output, logits, more=1: None, with_call(lambda self, output, logits: None), max],
+)
+def test_whatever_takes_two_arguments_may_be_a_processor(processor: Any) -> None:
+    assert SamplingParams(processor=processor).processor is processor
+
+
+class Unshowable:
+    def __repr__(self) -> str:
+        raise RuntimeError("no")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [10**5000, -(10**5000), [10**5000], Unshowable(), [Unshowable()], {1: Unshowable()}],
+    ids=["huge", "negative", "list", "object", "objects", "mapping"],
+)
+@pytest.mark.parametrize(
+    "field", [name for name in SamplingParams.__struct_fields__ if name not in ("max_tokens", "min_tokens", "top_k")]
+)
+def test_whatever_is_refused_is_refused_by_name(field: str, value: Any) -> None:
+    """Python writes no integer of so many digits, and a message shows the value."""
+    if isinstance(value, list) and field in ("stop_token_ids", "allowed_token_ids") and type(value[0]) is int:
+        return  # what the engine says of it is tested there
+    with pytest.raises(InvalidRequest, match=f"^{field}: ") as refused:
+        SamplingParams(**{field: value})
+    assert len(str(refused.value)) < 300
+
+
+def test_more_tokens_at_least_than_at_most() -> None:
+    with pytest.raises(InvalidRequest, match=r"^min_tokens: "):
+        SamplingParams(max_tokens=5, min_tokens=10**5000)
+
+
+@pytest.mark.parametrize("schema", [{"enum": ["x"] * 3_000_000}, {"a": "x" * 300_000}, {"x" * 300_000: 1}])
+def test_a_schema_that_is_too_large_is_not_written_first(schema: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("json.dumps", None)
+    with pytest.raises(InvalidRequest, match=r"^json_schema: must be at most 262144"):
+        SamplingParams(json_schema=schema)
 
 
 def test_they_do_not_change() -> None:

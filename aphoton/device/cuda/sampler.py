@@ -1,5 +1,6 @@
 """`CudaSampler`: from logits to tokens, on the device."""
 
+from asyncio import CancelledError
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +15,7 @@ from aphoton.kernels.triton.argmax import argmax, argmax_scratch
 from aphoton.kernels.triton.sample import SamplerState, adjust, sample, sample_ruled
 from aphoton.sampling import LogitsProcessor, RowSampling
 from aphoton.sampling.params import MAX_LOGPROBS, MAX_STOPS
+from aphoton.sampling.processor import processor_error
 from aphoton.sampling.scorer import logprobs
 
 __all__ = ["GREEDY", "CudaSampler", "LateRows", "StepSampling"]
@@ -181,8 +183,12 @@ class CudaSampler:
             for at, index, processor, output in late.processors:
                 try:
                     processor(output, self._state.adjusted[at])
-                except Exception as error:
-                    errors[index] = error
+                except (
+                    Exception,
+                    CancelledError,
+                    GeneratorExit,
+                ) as error:  # others may be meant for the loop
+                    errors[index] = processor_error(error)
             adjust(logits, *rows, *masks, self._state, many=late.many, soft=False)
         sample_ruled(*rows, self._state, last, slot.tokens, slot.finite, many=late.many)
         return errors
