@@ -139,7 +139,8 @@ def application(models: list[ModelArgs], service: ServiceArgs, keys: KeyRing) ->
         graceful_shutdown_timeout_s=service.grace,
         ray_actor_options={"num_cpus": 0.1},
     )(serve.ingress()(Ingress))
-    bound: Application = ingress.bind(handles, settings, keys)
+    sleepers = [name for name, one in zip(names, models, strict=True) if one.min_replicas == 0]
+    bound: Application = ingress.bind(handles, sleepers, settings, keys)
     return bound
 
 
@@ -163,8 +164,8 @@ def run(
 class Ingress:
     """The endpoints, over handles of engines."""
 
-    def __init__(self, handles: dict[str, Any], settings: ServiceSettings, keys: KeyRing) -> None:
-        self._app = make_app(RemoteBackend(handles), settings, keys=keys)
+    def __init__(self, handles: dict[str, Any], sleepers: list[str], settings: ServiceSettings, keys: KeyRing) -> None:
+        self._app = make_app(RemoteBackend(handles, sleepers), settings, keys=keys)
 
     def __serve_build_asgi_app__(self) -> Any:  # Serve's name
         return self._app

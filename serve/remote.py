@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Self, TypeVar
 
 from ray.exceptions import RayActorError, RayError, TaskCancelledError
@@ -25,9 +25,13 @@ REPLICAS_ANSWER = 5.0
 class RemoteBackend:
     """Handles of deployments of `EngineReplica`, by model name."""
 
-    def __init__(self, handles: Mapping[str, Any]) -> None:
-        """:param handles: Ray's ``DeploymentHandle``."""
+    def __init__(self, handles: Mapping[str, Any], sleepers: Collection[str] = ()) -> None:
+        """
+        :param handles: Ray's ``DeploymentHandle``.
+        :param sleepers: models that may have no replica while nobody asks for them.
+        """
         self._handles = dict(handles)
+        self._sleepers = frozenset(sleepers)
         self._cards: dict[str, ModelCard] = {}
 
     async def models(self) -> list[ModelCard]:
@@ -52,7 +56,7 @@ class RemoteBackend:
         return text
 
     async def health(self) -> dict[str, str | None]:
-        """Of each model's replicas. One without any, such as one scaled to zero, is well: a request starts one."""
+        """Of each model's replicas. One scaled to zero is well: a request starts one."""
         found: dict[str, str | None] = {}
         for name in self._handles:
             try:
@@ -64,10 +68,14 @@ class RemoteBackend:
         return found
 
     async def metrics(self) -> list[Family]:
-        """Of all replicas, each with its number as a label."""
+        """Of all replicas that answer, each with its number as a label."""
         sources: list[tuple[dict[str, str], list[Family]]] = []
         for name in self._handles:
-            replicas = await self._of_all(name, "metrics")
+            try:
+                replicas = await self._of_all(name, "metrics")
+            except (RayError, DeploymentUnavailableError, TimeoutError) as error:
+                log.warning("the replicas of %s do not answer: %s", name, error)
+                continue
             sources += [({"replica": str(number)}, families) for number, families in enumerate(replicas)]
         return merge(sources)
 
@@ -84,7 +92,12 @@ class RemoteBackend:
 
     async def _of_all(self, name: str, method: str) -> list[Any]:
         response = self._handles[name].broadcast(method)
-        return list(await response.results_async(timeout_s=REPLICAS_ANSWER))
+        try:
+            return list(await response.results_async(timeout_s=REPLICAS_ANSWER))
+        except DeploymentUnavailableError:  # there are none
+            if name in self._sleepers:
+                return []
+            raise
 
 
 class RemoteStream:

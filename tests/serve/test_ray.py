@@ -27,7 +27,7 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
     folder = make_talker(tmp_path_factory.mktemp("talker"))
     common = {"device": "cpu", "dtype": "float32", "max_rows": "4", "max_waiting": "4", "num_cpus": "0.1"}
-    ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
+    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     models = [
         {"model": "tiny=random:tiny", "max_replicas": "2"},
