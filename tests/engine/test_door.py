@@ -42,7 +42,7 @@ async def test_in_the_order_of_arrival_whoever_gives_up(seed: int, max_waiting: 
     entered: list[Sequence] = []
     door = Door(below, max_waiting=max_waiting, overload="wait", wake=lambda: entered.append(list(below.waiting)[-1]))
     arrived: dict[Sequence, asyncio.Task[None]] = {}
-    for _ in range(400):
+    for _ in range(1000):
         act = rng.choice(["arrive", "arrive", "give up", "abort", "tick", "tick"])
         if act == "arrive":
             new = sequence(rng.choice([1, 2, 5, 20]))

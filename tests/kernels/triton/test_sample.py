@@ -111,7 +111,6 @@ def test_a_row_is_its_own(device: str) -> None:
 def test_bans(temperature: float, device: str) -> None:
     logits = random_logits(4, 200, seed=2, scale=1.0)
     logits[:, [3, 150]] = 30.0
-    logits[2, 150] = torch.nan  # banned, and so not seen
     samplings = [
         RowSampling(seed=i, temperature=temperature, min_tokens=4, banned=banned)
         for i, banned in enumerate([(3, 150), (3, 150), (150, 3, 199), (150,)])
