@@ -131,8 +131,8 @@ REFUSED: list[tuple[tuple[str, bytes], int, str | None, str]] = [
     (text(best_of=5), 400, "best_of", "best_of must be n"),
     (chat(presence_penalty=99), 400, "presence_penalty", ""),
     # stops
-    (chat(stop=""), 400, "stop", "not empty"),
-    (chat(stop=["a", ""]), 400, "stop", "not empty"),
+    (chat(stop=""), 400, "stop", "not be empty"),
+    (chat(stop=["a", ""]), 400, "stop", "not be empty"),
     (chat(stop=["a"] * 65), 400, "stop", "at most 64"),
     (chat(stop="x" * 1025), 400, "stop", "at most 1024 characters"),
     (chat(stop=7), 400, "stop", "Expected"),
