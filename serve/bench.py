@@ -10,14 +10,11 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from statistics import median
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import msgspec
 import typer
 from rich.table import Table
-from starlette.applications import Starlette
-from starlette.routing import Mount
-from starlette.types import Receive, Scope, Send
 
 from aphoton import AphotonError, EngineConfig
 from aphoton.checks import check_int
@@ -26,6 +23,9 @@ from aphoton.cli.lists import choices, integers
 from aphoton.cli.missing import load_extra
 from aphoton.cli.options import options
 from aphoton.cli.terminal import out, say
+
+if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
 
 __all__ = ["Figures", "serve_bench"]
 
@@ -283,7 +283,10 @@ class Speaker:
         self._tell = tell if teller is None else (lambda count: teller.options(stream=True).tell.remote(count))
 
     def __serve_build_asgi_app__(self) -> Any:  # Serve's name
-        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        from starlette.applications import Starlette
+        from starlette.routing import Mount
+
+        async def app(scope: "Scope", receive: "Receive", send: "Send") -> None:
             while (await receive()).get("more_body"):
                 pass
             await send({"type": "http.response.start", "status": 200, "headers": []})
