@@ -91,10 +91,10 @@ class Door:
         while self._line:
             sequence = next(iter(self._line))
             place = self._leave(sequence)
-            if place is None:
-                self._scheduler.add(sequence)
-                self._scheduler.finish(sequence, None, error=error())
-            elif not place.done():
+            # The first of a request too, though it is told by its place: the others' end is its end, and it ends once.
+            self._scheduler.add(sequence)
+            self._scheduler.finish(sequence, None, error=error())
+            if place is not None and not place.done():
                 place.set_exception(error())
 
     def _open(self) -> None:

@@ -12,6 +12,7 @@ import msgspec
 import typer
 
 from aphoton import Engine, EngineConfig, InvalidRequest, SimCosts, SimModel
+from aphoton.checks import check_int
 from aphoton.cli.bound import Bound, Rates, StepWork
 from aphoton.cli.comparison import PeerFigures, compare
 from aphoton.cli.costmodel import measure_cost_model
@@ -169,6 +170,7 @@ def bench(
             wakeup=wakeup,
             soak=soak,
             requests=requests,
+            rounds=rounds,
             stream=not stream,
             shared_prefix=shared_prefix,
             constrained=constrained,
@@ -176,6 +178,7 @@ def bench(
             depth=len(plan.depths) > 1,
             concurrency=len(plan.concurrency) > 1,
         )
+        check_int("output_tokens", plan.workload.output_tokens, 2)  # there is nothing between fewer
     if shared_prefix:
         _refuse("is what --shared-prefix compares", prefix_cache=settings.get("prefix_cache") is not None)
     if sim:
@@ -392,14 +395,20 @@ async def _interruptions(plan: Plan, long_prompt: int) -> Report:
     settings = {
         "max_rows": streams + 1,
         "max_model_len": max(long_prompt + ANSWER, work.prompt_tokens + work.output_tokens),
+        "prefix_cache": False,  # the streams' prompts are the same with each budget
         **plan.settings,
         "dtype": plan.dtypes[0],
         "pipeline_depth": plan.depths[0],
-        "prefix_cache": False,  # rounds repeat their prompts
     }
     budget = settings.pop("max_step_tokens", EngineConfig().max_step_tokens)
     found = await measure_interruptions(
-        plan.model, settings, work, streams, long_prompt, budgets=[budget, long_prompt + streams * work.prompt_tokens]
+        plan.model,
+        settings,
+        work,
+        streams,
+        long_prompt,
+        budgets=[budget, long_prompt + streams * work.prompt_tokens],
+        warmup=plan.warmup,
     )
     return plan.report(machine=machine, interruptions=found)
 

@@ -21,36 +21,45 @@ ANSWER = 4
 
 
 class Interruption(msgspec.Struct, frozen=True, kw_only=True):
-    """Streams beside which long prompts arrive, the next one when the last has been answered.
+    """Streams beside which long prompts arrive, the next one a quarter of its time after the last has been answered.
 
     :ivar budget: prompt tokens that a step feeds at most (``max_step_tokens``).
-    :ivar prompts: long ones that were answered while all streams ran; 0 in the run without any.
+    :ivar prompts: long ones that were answered while all streams ran. None in the run without any.
     :ivar itl: of the streams, between pieces, as their consumers saw it.
-    :ivar ttft: of the long prompts. None in the run without any.
+    :ivar ttft: of the long prompts. None without any.
     :ivar tok_s: of the streams.
     """
 
     budget: int
     concurrency: int
-    prompts: int
+    prompts: int | None
     itl: Spread
     ttft: Spread | None
     tok_s: float
 
 
 async def measure_interruptions(
-    model: str, settings: dict[str, Any], workload: Workload, concurrency: int, long_prompt: int, budgets: list[int]
+    model: str,
+    settings: dict[str, Any],
+    workload: Workload,
+    concurrency: int,
+    long_prompt: int,
+    *,
+    budgets: list[int],
+    warmup: int,
 ) -> list[Interruption]:
     """The streams alone, and beside long prompts, with each budget.
 
-    :param workload: of the streams.
+    :param workload: of the streams, of at least two tokens.
     :param long_prompt: tokens of a long prompt.
     :param budgets: of a step, each on an engine of its own.
+    :param warmup: runs beside long prompts that do not count, on each.
     """
     found: list[Interruption] = []
     for budget in budgets:
         async with aclosing(await open_engine(model, {**settings, "max_step_tokens": budget})) as engine:
-            await _run(engine, workload, concurrency, long_prompt)  # a first time, which does not count
+            for _ in range(warmup):
+                await _run(engine, workload, concurrency, long_prompt)
             say(f"{concurrency} streams, prompt tokens in a step: {budget}")
             if not found:
                 found.append(await _run(engine, workload, concurrency, None))
@@ -91,7 +100,7 @@ async def _run(engine: Engine, workload: Workload, concurrency: int, long_prompt
             done = await engine.generate(prompt, max_tokens=ANSWER, ignore_eos=True)
             if done.timings.ttft is not None and running == concurrency:
                 waits.append(done.timings.ttft)
-            await asyncio.sleep(max(0.0, time.perf_counter() - begin) * 0.25)
+            await asyncio.sleep(0.25 * (time.perf_counter() - begin))
 
     begin = time.perf_counter()
     async with asyncio.TaskGroup() as group:
@@ -100,11 +109,11 @@ async def _run(engine: Engine, workload: Workload, concurrency: int, long_prompt
         if long_prompt is not None:
             group.create_task(interrupt(long_prompt))
     itl = milliseconds(gaps)
-    assert itl is not None, "streams of at least two tokens"
+    assert itl is not None
     return Interruption(
         budget=engine.config.max_step_tokens,
         concurrency=concurrency,
-        prompts=len(waits),
+        prompts=None if long_prompt is None else len(waits),
         itl=itl,
         ttft=milliseconds(waits),
         tok_s=concurrency * workload.output_tokens / (time.perf_counter() - begin),

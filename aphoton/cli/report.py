@@ -94,7 +94,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             text += f", {'streamed' if work.stream else 'awaited'}"
             if work.shared_prefix:
                 text += f"; the first {work.shared_prefix} tokens of all prompts of a round are the same"
-            if self.memory is None:
+            if self.memory is None and not self.interruptions:
                 text += f"; {self.rounds} round{'s' if self.rounds > 1 else ''}"
         if self.settings:
             text += "; " + ", ".join(f"{name} {value}" for name, value in self.settings.items())
@@ -158,7 +158,7 @@ def _show_interruptions(console: Console, found: list[Interruption]) -> None:
     for one in found:
         table.add_row(
             str(one.budget),
-            str(one.prompts) if one.ttft is not None else "none",
+            "none" if one.prompts is None else str(one.prompts),
             f"{one.itl.p50:.2f}",
             f"{one.itl.p99:.2f}",
             f"{one.itl.max:.2f}",

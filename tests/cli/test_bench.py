@@ -94,9 +94,26 @@ def test_constrained_requests_are_spread_evenly(share: int, expected: int) -> No
     assert abs(sum(chosen[:16]) - sum(chosen[16:])) <= 1
 
 
+def test_long_prompts_beside_streams(run: Run, tmp_path: Path) -> None:
+    report, text = read_bench(
+        run, tmp_path, "random:tiny", "--long-prompts", "300", "--prompt-tokens", "6", "--output-tokens", "200",
+        "--concurrency", "2", "--max-step-tokens", "50", "--warmup", "0",
+    )  # fmt: skip
+    alone, chunked, whole = report.interruptions
+    assert (alone.budget, chunked.budget, whole.budget) == (50, 50, 312)
+    assert alone.prompts is None and alone.ttft is None
+    for beside in (chunked, whole):
+        assert beside.prompts and beside.ttft is not None and beside.ttft.p50 > 0
+    assert all(0 < one.itl.p50 <= one.itl.p99 <= one.itl.max and one.tok_s > 0 for one in report.interruptions)
+    assert "long prompts that arrive" in text and not report.runs
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
+        ("--long-prompts", "9", "--rounds", "2"),
+        ("--long-prompts", "9", "--output-tokens", "1"),
+        ("--long-prompts", "9", "--memory"),
         ("--constrained", "101"),
         ("--constrained", "some"),
         ("--shared-prefix", "6", "--prompt-tokens", "6"),

@@ -1,11 +1,13 @@
 """Engines on the small random model."""
 
 from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from aphoton import Engine
+from aphoton.scheduler import Scheduler, Sequence
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -21,3 +23,17 @@ def one_thread() -> Iterator[None]:
 async def tiny() -> AsyncIterator[Engine]:
     async with Engine("random:tiny", dtype="float32", max_rows=8, kv_pages=200) as engine:
         yield engine
+
+
+@pytest.fixture
+def ends(monkeypatch: pytest.MonkeyPatch) -> dict[Sequence, int]:
+    """How often each sequence has ended."""
+    counts: dict[Sequence, int] = {}
+    finish = Scheduler.finish
+
+    def counted(self: Scheduler, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
+        counts[sequence] = counts.get(sequence, 0) + 1
+        finish(self, sequence, *args, **kwargs)
+
+    monkeypatch.setattr(Scheduler, "finish", counted)
+    return counts

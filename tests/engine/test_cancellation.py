@@ -9,7 +9,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import anyio
 import pytest
@@ -19,7 +19,7 @@ from engine.waiting import assert_nothing_held, idle, until
 
 from aphoton import Completion, CompletionStream, Engine, Piece, SimModel
 from aphoton.device.sim import SimDevice, scripted_token
-from aphoton.scheduler import Scheduler, Sequence
+from aphoton.scheduler import Sequence
 
 VOCAB, EOS = 300, 0
 LENGTH = 4
@@ -39,20 +39,6 @@ def expected(prompt: int, count: int) -> tuple[int, ...]:
     for _ in range(count):
         history.append(script(tuple(history), 0, VOCAB))
     return tuple(history[2:])
-
-
-@pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> dict[Sequence, int]:
-    """How often each sequence has ended."""
-    counts: dict[Sequence, int] = {}
-    finish = Scheduler.finish
-
-    def counted(self: Scheduler, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
-        counts[sequence] = counts.get(sequence, 0) + 1
-        finish(self, sequence, *args, **kwargs)
-
-    monkeypatch.setattr(Scheduler, "finish", counted)
-    return counts
 
 
 @pytest.fixture(autouse=True, scope="module")

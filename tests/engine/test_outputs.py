@@ -15,23 +15,9 @@ from aphoton.attention import KVCache
 from aphoton.device.sim import scripted_token
 from aphoton.models import StepInput
 from aphoton.observe import Span
-from aphoton.scheduler import Scheduler, Sequence
+from aphoton.scheduler import Sequence
 
 SAMPLED = {"temperature": 1.0, "seed": 5, "ignore_eos": True}
-
-
-@pytest.fixture
-def ends(monkeypatch: pytest.MonkeyPatch) -> dict[Sequence, int]:
-    """How often each sequence has ended."""
-    counts: dict[Sequence, int] = {}
-    finish = Scheduler.finish
-
-    def counted(self: Scheduler, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
-        counts[sequence] = counts.get(sequence, 0) + 1
-        finish(self, sequence, *args, **kwargs)
-
-    monkeypatch.setattr(Scheduler, "finish", counted)
-    return counts
 
 
 # What they are
@@ -326,6 +312,23 @@ async def test_the_engine_is_closed(settings: dict[str, int], ends: dict[Sequenc
     with pytest.raises(EngineClosed):
         await stream.completion()
     assert set(ends.values()) == {1} and len(ends) == 3
+
+
+async def test_the_engine_is_closed_with_one_at_the_door() -> None:
+    """None of its outputs has been let in. What the loop is told of is an error, too: nobody else would see it."""
+    told: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: told.append(context))
+    engine = await Engine(SimModel(eos_token_ids=()), max_rows=1, max_waiting=0).start()
+    running = engine.stream([1], max_tokens=3000)
+    await anext(running)
+    waiting = asyncio.create_task(engine.generate([1], n=3, max_tokens=5))
+    await until(lambda: engine.stats().waiting == 3)
+    await engine.aclose()
+    with pytest.raises(EngineClosed):
+        await waiting
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    assert not told
 
 
 async def test_aborted_outputs_keep_what_had_come(tiny: Engine) -> None:
