@@ -1,6 +1,6 @@
 """``python -m aphoton``: the command line."""
 
-from aphoton.cli import main
+from aphoton.cli.app import main
 
 if __name__ == "__main__":
     main()

@@ -8,7 +8,7 @@ from cli.running import Run
 from talker import make_talker
 from typer.testing import CliRunner, Result
 
-from aphoton.cli import app
+from aphoton.cli.app import app
 
 
 @pytest.fixture(autouse=True)

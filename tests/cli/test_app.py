@@ -21,7 +21,7 @@ def test_help_and_version(run: Run) -> None:
 
 def test_help_needs_no_torch() -> None:
     program = (
-        "import sys\nfrom aphoton.cli import main\n"
+        "import sys\nfrom aphoton.cli.app import main\n"
         "sys.argv = ['aphoton', 'bench', '--help']\n"
         "try:\n    main()\nexcept SystemExit as end:\n    assert end.code == 0, end.code\n"
         "print({'torch', 'transformers', 'matplotlib', 'psutil'} & set(sys.modules), file=sys.stderr)"

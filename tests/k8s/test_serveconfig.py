@@ -135,7 +135,7 @@ def test_the_image_has_the_clusters_ray(overlay: str) -> None:
 
 
 def test_the_image_has_the_kernels_of_what_is_served() -> None:
-    from aphoton.cli import app
+    from aphoton.cli.app import app
 
     (run,) = (line for line in stages()["gpu-kernels"] if line.startswith("RUN aphoton prebuild "))
     line = re.sub(r"\$\{(\w+)\}", lambda found: value("gpu-kernels", found[1]), run)

@@ -17,7 +17,7 @@ from anyio.streams.text import TextReceiveStream
 from typer.testing import CliRunner
 
 from aphoton import InvalidRequest
-from aphoton.cli import app
+from aphoton.cli.app import app
 from aphoton_serve.naming import names_of
 
 RUNNING = re.compile(r"running on (http://[\w.]+:\d+)")
