@@ -46,6 +46,8 @@ __all__ = ["Engine", "Prompt"]
 
 SUBMISSIONS = 8
 """That are made in a turn of the loop: each takes some 50 us, and a hundred may come at once."""
+CONSUMERS = 16
+"""That are woken for a turn of the loop: each takes some 10 us for its piece, and a step has tokens for all of them."""
 
 Encode = Callable[[Loaded], Awaitable[Ids]]
 """A request's prompt as token ids, in the terms of what is loaded."""
@@ -94,6 +96,7 @@ class Engine:
         self._pipeline: Pipeline | None = None
         self._door: Door | None = None
         self._turnstile = Turnstile(SUBMISSIONS)
+        self._consumers = Turnstile(CONSUMERS)
         self._seeds = random.Random(self.config.seed)
         self.timeline = Timeline()
 
@@ -385,7 +388,7 @@ class Engine:
             )
             for index, sequence in enumerate(sequences)
         ]
-        request = Request(choices, self._end, deadline=params.deadline)
+        request = Request(choices, self._end, self._consumers.call, deadline=params.deadline)
         await self._door.enter(*sequences)
         return request
 

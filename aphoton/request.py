@@ -20,9 +20,15 @@ class Request:
     """
 
     def __init__(
-        self, choices: list[Choice], end: Callable[[Sequence, Exception], None], *, deadline: float | None
+        self,
+        choices: list[Choice],
+        end: Callable[[Sequence, Exception], None],
+        call: Callable[[asyncio.Future[None]], None],
+        *,
+        deadline: float | None,
     ) -> None:
         """:param end: ends a sequence that has not ended, wherever it is, with an error.
+        :param call: resolves what a consumer awaits, now or in a turn of the loop to come.
         :param deadline: seconds that the request was given; see `expire_at`.
         """
         self.choices = choices
@@ -30,11 +36,13 @@ class Request:
         self._first = choices[0]
         self._alone = len(choices) == 1
         self._end = end
+        self._call = call
         self._turn = 0  # of the choice whose pieces are looked for first
         self._left = len(choices)  # that have not ended
         self._deadline = deadline
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._called = False  # the waiter has been, or will be in its turn
         self._loop = asyncio.get_running_loop()
         if self._alone and deadline is None:
             self._first.sequence.on_end = self._wake
@@ -125,6 +133,7 @@ class Request:
             raise AphotonError("this stream belongs to the event loop that it was started on")
         self._refuse_second()
         waiter = self._waiter = self._loop.create_future()
+        self._called = False
         if tokens:
             for choice in choices:
                 if choice.sequence.finished_at is None:  # else nobody clears what would hold its consumer
@@ -149,8 +158,9 @@ class Request:
             raise AphotonError("this stream is being read by another task: one task reads a stream")
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        if self._waiter is not None and not self._called and not self._waiter.done():
+            self._called = True
+            self._call(self._waiter)
 
     # Ends that concern others
 

@@ -135,8 +135,8 @@ class Results:
     :ivar began, ended: when the device worked on the step, forward and sampling, in seconds on `Device.now`'s clock.
     :ivar faulty: [n] true where the logits, as the model made them, were not finite: the token means nothing.
     :ivar barred: [n] true where they were, and what the row asks for has left no token: the one here means nothing.
-    :ivar logprobs: [n] of the chosen token; None when no row of the step asked.
-    :ivar top_ids, top_logprobs: [n, k] the likeliest tokens, best first, k the most that any row asked for.
+    :ivar logprobs: [n] of the chosen token, where the row asked; None when no row of the step did.
+    :ivar top_ids, top_logprobs: [n, k] the likeliest tokens, best first, where it did; k the most that any asked for.
     :ivar scores: in the order of `Batch.scored`.
     :ivar errors: what `Late.processors` raised, by index in the batch: the row's token means nothing.
     """

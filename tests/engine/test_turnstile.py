@@ -1,7 +1,11 @@
 """`Turnstile`: who passes when."""
 
 import asyncio
+import itertools
 
+import pytest
+
+from aphoton import Engine, SimModel
 from aphoton.turnstile import Turnstile
 
 
@@ -43,3 +47,44 @@ async def test_a_cancelled_one_leaves_its_place_to_the_next() -> None:
     async with asyncio.timeout(5):
         await asyncio.wait(tasks)
     assert [task.cancelled() for task in tasks] == [False, True, True, False]
+
+
+async def test_waiters_that_are_called_run_a_few_in_each_turn() -> None:
+    turnstile, woken = Turnstile(2), list[int]()
+    loop = asyncio.get_running_loop()
+    waiters: list[asyncio.Future[None]] = [loop.create_future() for _ in range(7)]
+
+    async def wait(number: int) -> None:
+        await waiters[number]
+        woken.append(number)
+
+    tasks = [asyncio.create_task(wait(number)) for number in range(7)]
+    await asyncio.sleep(0)
+    for waiter in waiters:
+        turnstile.call(waiter)
+    tasks[4].cancel()  # while it stands in line
+    seen = [0]
+    while not all(task.done() for task in tasks):
+        await asyncio.sleep(0)
+        seen.append(len(woken))
+    assert woken == [0, 1, 2, 3, 5, 6]
+    assert max(after - before for before, after in itertools.pairwise(seen)) == 2
+
+
+async def test_others_have_turns_between_the_consumers_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aphoton.engine.CONSUMERS", 4)
+    woken, most = 0, 0
+    async with Engine(SimModel(turns=(20,), vocab_size=300), max_rows=32, max_model_len=256) as engine:
+
+        async def consume() -> None:
+            nonlocal woken
+            async for _ in engine.stream([1, 2, 3], max_tokens=50, ignore_eos=True):
+                woken += 1
+
+        tasks = [asyncio.create_task(consume()) for _ in range(32)]
+        while not all(task.done() for task in tasks):
+            before = woken
+            await asyncio.sleep(0)
+            most = max(most, woken - before)
+    assert woken == 32 * 50
+    assert most == 4

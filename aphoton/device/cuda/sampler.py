@@ -27,12 +27,14 @@ class StepSampling:
 
     :ivar drawn: [n] the rows, 0 in place of those that something else samples; None when nothing is drawn.
     :ivar ruled: places in the batch, rows and counts of those whose own rules change their logits.
-    :ivar logprobs: alternatives, the most that any row asks for; -1: no log-probabilities.
+    :ivar asking: places of the rows that ask for log-probabilities, on the host and on the device.
+    :ivar logprobs: alternatives, the most that any of these asks for.
     """
 
     drawn: Tensor | None = None
     ruled: tuple[Tensor, Tensor, Tensor] | None = None
-    logprobs: int = -1
+    asking: tuple[NDArray[np.int32], Tensor] | None = None
+    logprobs: int = 0
 
 
 GREEDY = StepSampling()
@@ -123,12 +125,15 @@ class CudaSampler:
         plain = np.where(ruled, np.int32(0), now)
         draws = bool((self._draws[plain] | (counts < self._min_tokens[plain])).any())
         places = np.flatnonzero(ruled).astype(np.int32)
+        wanted = self._logprobs[np.where(batch.partial, np.int32(0), rows)]
+        asking = np.flatnonzero(wanted >= 0).astype(np.int32)
         return StepSampling(
             drawn=staging.put(plain, size) if draws else None,
             ruled=(staging.put(places), staging.put(rows[places]), staging.put(counts[places]))
             if len(places)
             else None,
-            logprobs=int(self._logprobs[np.where(batch.partial, np.int32(0), rows)].max()),
+            asking=(asking, staging.put(asking)) if len(asking) else None,
+            logprobs=int(wanted.max()) if len(asking) else 0,
         )
 
     def greedy(self, logits: Tensor, rows: Tensor, last: Tensor, slot: SlotBuffers) -> None:
@@ -194,9 +199,10 @@ class CudaSampler:
         return errors
 
     def logprobs(self, step: StepSampling, logits: Tensor, slot: SlotBuffers) -> None:
-        """Enqueue the log-probabilities of what has been sampled, if any row asks."""
-        if step.logprobs >= 0:
-            slot.extra = logprobs(logits, slot.tokens, step.logprobs)
+        """Enqueue the log-probabilities of what has been sampled, for the rows that ask."""
+        if step.asking is not None:
+            places, sent = step.asking
+            slot.report(places, logprobs(logits[sent], slot.tokens[sent], step.logprobs))
 
     def warm_up(self, logits: Tensor) -> None:
         """Enqueue all that a step may ask for, of the padding row, so that nothing is compiled and no memory is taken

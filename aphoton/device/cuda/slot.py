@@ -2,12 +2,15 @@
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from aphoton.device.base import Batch, Results, Scores
+from aphoton.device.base import Batch, Floats, Ints, Results, Scores
 from aphoton.device.cuda.clock import StepEvents
 from aphoton.device.cuda.staging import ALIGNED, Staging
+from aphoton.sampling.params import MAX_LOGPROBS
 
 if TYPE_CHECKING:
     from aphoton.attention.flashinfer import PrefillPlanner  # it brings FlashInfer, which the torch kernels do without
@@ -15,14 +18,15 @@ if TYPE_CHECKING:
 
 __all__ = ["SlotBuffers"]
 
+REPORT = 1 + 2 * MAX_LOGPROBS
+"""int32 values of a row's log-probabilities: the chosen token's, ids of the likeliest, and theirs."""
+
 
 class SlotBuffers:
     """A slot's buffers. Hazard: from a launch until `clear` they are that step's, pinned memory included.
 
     :ivar tokens, finite: [size] int32 on the device: what the step samples; and 1, or 0 where the logits were not
         finite, or -1 where rules have left none that is.
-    :ivar extra: log-probabilities on the device, of a step that was asked for them: those of the chosen tokens, and
-        perhaps ids and log-probabilities of the likeliest.
     :ivar scores: of the rows that are scored, on the device: log-probabilities, and ids and those of the likeliest.
     :ivar logits, sampling: of a step with late rows, until these have been sampled. Hazard: decode steps of both slots
         have one buffer of logits, so that must be enqueued before the next launch is.
@@ -47,8 +51,8 @@ class SlotBuffers:
         :param mask: int32 values of a row's mask.
         """
         self.planner = planner
-        # Three values for each token and a target where it is scored; ten for each row, and where a scored one begins.
-        size = 4 * tokens + 10 * rows + 4 * pages + rows * (sampling + 2 * ALIGNED) + 16 * ALIGNED
+        # For each token three values, and a target where it is scored; for each row eleven.
+        size = 4 * tokens + 11 * rows + 4 * pages + rows * (sampling + 2 * ALIGNED) + 17 * ALIGNED
         self.staging = Staging(size, device)
         self.late = Staging(rows * (4 + mask) + 8 * ALIGNED, device)
         self._sampled = torch.zeros(2 * rows, dtype=torch.int32, device=device)
@@ -59,12 +63,13 @@ class SlotBuffers:
         self.launched_at = 0.0
         self.batch: Batch | None = None
         self.events: StepEvents | None = None
-        self.extra: tuple[Tensor, ...] | None = None
+        self._reports = torch.zeros(rows * REPORT, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._report: Tensor | None = None
+        self._reported = np.zeros(0, np.int32)
         self.scores: list[tuple[Tensor, Tensor, Tensor]] = []
         self.logits: Tensor | None = None
         self.sampling: StepSampling | None = None
         self.errors: dict[int, Exception] = {}
-        self._fetched: tuple[Tensor, ...] | None = None
         self._fetched_scores: list[tuple[Tensor, ...]] = []
 
     @property
@@ -75,18 +80,28 @@ class SlotBuffers:
     def finite(self) -> Tensor:
         return self._sampled[self.size : 2 * self.size]
 
+    def report(self, places: NDArray[np.int32], logprobs: tuple[Tensor, ...]) -> None:
+        """Let `fetch` bring log-probabilities of some rows.
+
+        :param places: [m] in the batch.
+        :param logprobs: [m] float32 of the chosen tokens, and perhaps [m, k] int32 and [m, k] float32 of the likeliest.
+        """
+        # Held until `clear`, so that its memory is not used again before the copy, on another stream, has read it.
+        self._report = torch.cat([part.view(len(places), -1).view(torch.int32) for part in logprobs], dim=1)
+        self._reported = places
+
     def fetch(self) -> None:
         """Enqueue the copy of what was sampled to the host, on the current stream, behind the step."""
         self._pinned[: 2 * self.size].copy_(self._sampled[: 2 * self.size], non_blocking=True)
-        if self.extra is not None:
-            self._fetched = tuple(_pinned_copy(tensor) for tensor in self.extra)
+        if self._report is not None:
+            self._reports[: self._report.numel()].copy_(self._report.view(-1), non_blocking=True)
         self._fetched_scores = [tuple(_pinned_copy(tensor) for tensor in scores) for scores in self.scores]
 
     def results(self, began: float, ended: float) -> Results:
         """What has been fetched."""
         assert self.batch is not None
         count = len(self.batch.rows)
-        chosen, ids, values = (*(t[:count].numpy() for t in self._fetched or ()), None, None, None)[:3]
+        chosen, ids, values = self._logprobs(count)
         return Results(
             tokens=self._host[:count],
             faulty=self._host[self.size : self.size + count] == 0,
@@ -103,9 +118,22 @@ class SlotBuffers:
             errors=self.errors,
         )
 
+    def _logprobs(self, count: int) -> tuple[Floats | None, Ints | None, Floats | None]:
+        """What has been reported, as arrays of all rows of the step."""
+        if self._report is None:
+            return None, None, None
+        many, width = self._report.shape
+        packed = np.zeros((count, width), np.int32)
+        packed[self._reported] = self._reports[: many * width].view(many, width).numpy()
+        chosen = packed[:, 0].view(np.float32)
+        if width == 1:
+            return chosen, None, None
+        top = (width - 1) // 2
+        return chosen, packed[:, 1 : 1 + top], packed[:, 1 + top :].view(np.float32)
+
     def clear(self) -> None:
         """The results have been read: everything is the next step's."""
-        self.batch = self.events = self.extra = self._fetched = self.logits = self.sampling = None
+        self.batch = self.events = self._report = self.logits = self.sampling = None
         self.scores, self._fetched_scores, self.errors = [], [], {}
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -168,9 +168,17 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     return monkeypatch
 
 
+def asking() -> Iterator[list[int]]:
+    """Of each step, the rows that ask for log-probabilities."""
+    wanted: dict[int, int | None] = {}
+    for step, _ in steps():
+        wanted |= {sampling.row: sampling.logprobs for sampling in step.admitted}
+        yield [index for index, row in enumerate(step.rows.tolist()) if wanted[row] is not None]
+
+
 def same(found: list[Results], expected: list[Results]) -> None:
     assert len(found) == len(expected) == len(MEANT)
-    for ours, theirs, meant in zip(found, expected, MEANT, strict=True):
+    for ours, theirs, meant, ask in zip(found, expected, MEANT, asking(), strict=True):
         assert ours.faulty is not None and not ours.faulty[meant].any()
         assert ours.tokens[meant].tolist() == theirs.tokens[meant].tolist()
         assert [(index, str(error)) for index, error in ours.errors.items()] == [
@@ -178,7 +186,14 @@ def same(found: list[Results], expected: list[Results]) -> None:
         ]
         assert (ours.logprobs is None) == (theirs.logprobs is None)
         if ours.logprobs is not None and theirs.logprobs is not None:
-            assert ours.logprobs[meant].tolist() == pytest.approx(theirs.logprobs[meant].tolist(), abs=1e-4)
+            reported = sorted({*meant} & {*ask})
+            assert ours.logprobs[reported].tolist() == pytest.approx(theirs.logprobs[reported].tolist(), abs=1e-4)
+            assert (ours.top_ids is None) == (theirs.top_ids is None)
+            if ours.top_ids is not None and theirs.top_ids is not None:
+                assert ours.top_ids[reported].tolist() == theirs.top_ids[reported].tolist()
+                assert ours.top_ids.dtype == np.int32
+                assert ours.top_logprobs is not None and theirs.top_logprobs is not None
+                assert ours.top_logprobs[reported] == pytest.approx(theirs.top_logprobs[reported], abs=1e-4)
         for one, other in zip(ours.scores, theirs.scores, strict=True):
             assert one.index == other.index
             assert one.logprobs.tolist() == pytest.approx(other.logprobs.tolist(), abs=1e-4)
