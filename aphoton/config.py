@@ -1,15 +1,16 @@
 """`EngineConfig`: every setting of an engine, checked when it is made."""
 
+import re
 from typing import Literal, get_args
 
 import msgspec
 
-from aphoton.checks import check_choice, check_int
+from aphoton.checks import check_choice, check_int, shown
 from aphoton.errors import InvalidRequest
 
-__all__ = ["DeviceName", "DtypeName", "EngineConfig", "Kernels", "Overload"]
+__all__ = ["DtypeName", "EngineConfig", "Kernels", "Overload"]
 
-DeviceName = Literal["auto", "cpu", "cuda", "sim"]
+DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?|sim")
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Kernels = Literal["auto", "native", "fused", "torch"]
 Overload = Literal["wait", "raise"]
@@ -18,8 +19,8 @@ Overload = Literal["wait", "raise"]
 class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Settings of one engine. Every value is checked when the struct is made.
 
-    :ivar device: where steps run. ``auto`` is ``cuda`` on a machine with an NVIDIA GPU, else ``cpu``; ``sim`` for a
-        `SimModel`.
+    :ivar device: where steps run: ``cpu``; ``cuda``, the first GPU that the program sees, or ``cuda:1``, the second;
+        ``sim`` for a `SimModel`. ``auto`` is ``cuda`` on a machine with an NVIDIA GPU, else ``cpu``.
     :ivar dtype: of weights and KV. ``auto`` is what is fastest: bfloat16 on a GPU and with the native kernels, else
         float32.
     :ivar kernels: ``native``: compiled for this CPU (needs a C compiler on the machine); ``fused``: FlashInfer's and
@@ -42,7 +43,7 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar seed: seeds the requests that bring none, each with a stream of its own. None: from the system.
     """
 
-    device: DeviceName = "auto"
+    device: str = "auto"
     dtype: DtypeName = "auto"
     kernels: Kernels = "auto"
     pipeline_depth: Literal[1, 2] = 2
@@ -57,14 +58,23 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     prefix_cache: bool = True
     seed: int | None = None
 
+    @property
+    def gpu(self) -> int | None:
+        """Which GPU is asked for; None when none is by name."""
+        kind, _, index = self.device.partition(":")
+        return int(index or 0) if kind == "cuda" else None
+
     def __post_init__(self) -> None:
         for name, kind in (
-            ("device", DeviceName),
             ("dtype", DtypeName),
             ("kernels", Kernels),
             ("overload", Overload),
         ):
             check_choice(name, getattr(self, name), get_args(kind))
+        if not (isinstance(self.device, str) and DEVICE.fullmatch(self.device)):
+            raise InvalidRequest(
+                "device", f"must be 'auto', 'cpu', 'cuda', 'cuda:N' or 'sim', not {shown(self.device)}"
+            )
         check_choice("pipeline_depth", self.pipeline_depth, (1, 2))
         check_int("max_rows", self.max_rows, 1, 4096)
         check_int("max_waiting", self.max_waiting, 0, 1_000_000)

@@ -37,7 +37,7 @@ def open_device(
     :raises ModelError: when the model cannot be found, read or run.
     :raises InvalidRequest: when a setting does not go with the model or with this machine.
     """
-    cuda = config.device == "cuda" or (
+    cuda = config.gpu is not None or (
         config.device == "auto" and config.kernels != "native" and torch.cuda.is_available()
     )
     if cuda:

@@ -44,6 +44,8 @@ def check_cuda(config: EngineConfig) -> None:
             "device",
             f"cuda needs an NVIDIA GPU with its driver, and a CUDA build of torch (this is {torch.__version__})",
         )
+    if (gpu := config.gpu or 0) >= (count := torch.cuda.device_count()):
+        raise InvalidRequest("device", f"there is no cuda:{gpu}: the last of the GPUs here is cuda:{count - 1}")
     if config.kernels == "native":
         raise InvalidRequest("kernels", "native kernels run on the CPU: on cuda choose auto, fused or torch")
     if config.kernels == "torch" or (config.kernels == "auto" and config.dtype == "float32"):
@@ -58,14 +60,14 @@ def check_cuda(config: EngineConfig) -> None:
         )
 
 
-def _fused(source: Source, config: EngineConfig) -> bool:
+def _fused(source: Source, config: EngineConfig, device: torch.device) -> bool:
     """Whether to run the fused kernels.
 
     :raises InvalidRequest: when they are asked for by name and cannot run the model.
     """
     if config.kernels == "torch" or config.dtype == "float32":
         return False
-    shape, capability = source.config, torch.cuda.get_device_capability()
+    shape, capability = source.config, torch.cuda.get_device_capability(device)
     reason = None
     if shape.head_dim not in HEAD_DIMS:
         reason = f"it has heads of {shape.head_dim} components, and they take {', '.join(map(str, HEAD_DIMS))}"
@@ -91,14 +93,15 @@ def cuda_dtype(config: EngineConfig) -> torch.dtype:
 
 
 def open_cuda(source: Source, config: EngineConfig, progress: Progress | None) -> Device:
-    """Load ``source`` onto the first GPU that the program sees, and capture its graphs.
+    """Load ``source`` onto a GPU, and capture its graphs.
 
     :raises ModelError: when its weights cannot be read.
     :raises InvalidRequest: when a setting does not go with the model, or something does not fit in the GPU's memory.
     """
-    device = torch.device("cuda", torch.cuda.current_device())
+    device = torch.device("cuda", config.gpu or 0)
     try:
-        return _open(source, config, progress, device)
+        with torch.cuda.device(device):  # kernels are compiled and launched for the current one
+            return _open(source, config, progress, device)
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         asked = re.search(r"Tried to allocate [\d.]+ \w+", str(error))
@@ -114,7 +117,7 @@ def open_cuda(source: Source, config: EngineConfig, progress: Progress | None) -
 
 
 def _open(source: Source, config: EngineConfig, progress: Progress | None, device: torch.device) -> Device:
-    fused = _fused(source, config)
+    fused = _fused(source, config, device)
     if fused:
         use_prebuilt(device)
     # These need triton, which a machine without a GPU need not have.

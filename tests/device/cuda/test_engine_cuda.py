@@ -71,6 +71,16 @@ async def test_depth_changes_no_token(sampling: dict[str, Any]) -> None:
     assert ids(one) == ids(await run(32, model=LARGER, sampling=sampling))
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="there is one GPU")
+@pytest.mark.usefixtures("one_size")
+async def test_two_gpus_in_one_program() -> None:
+    one = run(16, device="cuda:0")
+    other = run(16, device="cuda:1", sampling={"logprobs": 2})
+    first, second = await asyncio.gather(one, other)
+    assert ids(first) == ids(second)
+    assert torch.cuda.current_device() == 0
+
+
 @pytest.mark.usefixtures("one_size")
 async def test_graphs_change_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     from aphoton.device.cuda.graphs import DecodeGraphs
