@@ -5,7 +5,8 @@ from types import TracebackType
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+from rich.filesize import decimal
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
 __all__ = ["FetchBar", "err", "out", "say", "show"]
 
@@ -24,6 +25,10 @@ def show(text: str) -> None:
     sys.stdout.flush()
 
 
+BYTES = ("Fetching", "Unpacking")
+"""How what is told in bytes begins."""
+
+
 class FetchBar:
     """A progress bar on stderr for as long as there is something to show, and then gone. Call it from any thread."""
 
@@ -31,8 +36,8 @@ class FetchBar:
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
+            TextColumn("{task.fields[amount]}"),
+            TimeElapsedColumn(),
             console=console,
             transient=True,
             disable=not console.is_terminal,
@@ -50,5 +55,7 @@ class FetchBar:
     def __call__(self, what: str, done: int, total: int | None) -> None:
         if what not in self._tasks:
             self._progress.start()
-            self._tasks[what] = self._progress.add_task(what, total=total)
-        self._progress.update(self._tasks[what], completed=done, total=total)
+            self._tasks[what] = self._progress.add_task(what, total=total, amount="")
+        show = decimal if what.startswith(BYTES) else str
+        amount = show(done) if total is None else f"{show(done)} of {show(total)}"
+        self._progress.update(self._tasks[what], completed=done, total=total, amount=amount)

@@ -70,7 +70,9 @@ def test_a_bar_while_something_is_fetched() -> None:
         thread = threading.Thread(target=lambda: [bar("Fetching a model", done << 20, 4 << 20) for done in (1, 2, 4)])
         thread.start()
         thread.join()
-    assert "Fetching a model" in screen.getvalue() and "4.2/4.2 MB" in screen.getvalue()
+        bar("Capturing CUDA graphs", 3, 40)
+    assert "3 of 40" in screen.getvalue()
+    assert "Fetching a model" in screen.getvalue() and "4.2 MB of 4.2 MB" in screen.getvalue()
     silent = io.StringIO()
     with FetchBar(Console(file=silent)) as bar:
         bar("Fetching a model", 1, None)

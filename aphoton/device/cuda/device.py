@@ -45,6 +45,7 @@ HOLD = 0.3e-3
 """Seconds of enqueueing after which the loop has a turn: a step with prompts takes milliseconds."""
 WARM_UP = 8192
 """Tokens of the longest step that is run beforehand. A longer prompt takes memory when it comes."""
+WARMING_UP = "Warming up (the first time, attention is compiled, which takes minutes)"
 
 
 class CudaDevice:
@@ -124,7 +125,9 @@ class CudaDevice:
                 if isinstance(decoder, FusedDecoder):
                     self._capture_all(decoder, max_rows, prompt_tokens + max_rows, progress)
                 # Behind the captures, which read from the staging: it holds zeros until then, which are padding.
+                progress(WARMING_UP, 0, 1)
                 self._warm_up(max(1, min(max(prompt_tokens + max_rows, WARM_UP), limits.max_model_len - 1)))
+                progress(WARMING_UP, 1, 1)
         except BaseException:
             with contextlib.suppress(RuntimeError):
                 self._compute.synchronize()
