@@ -55,7 +55,7 @@ class ChatEndpoint:
             )
         self._intake.check_prompt("messages", body.messages)
         self._intake.check_choices(1, 1 if body.n is None else body.n)
-        (params, names), tools = chat_params(body), wanted_tools(body)
+        (params, names), tools = await chat_params(body), wanted_tools(body)
         job = Job(
             params=params,
             messages=read_messages(body.messages),
