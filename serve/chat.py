@@ -32,6 +32,7 @@ from aphoton_serve.protocol_responses import (
 )
 from aphoton_serve.sampling import chat_params, renamed, wanted_tools
 from aphoton_serve.sse import Emit
+from aphoton_serve.tracing import trace_of
 
 __all__ = ["ChatEndpoint"]
 
@@ -60,6 +61,7 @@ class ChatEndpoint:
             params=params,
             messages=read_messages(body.messages),
             tools=[msgspec.to_builtins(tool) for tool in tools] or None,
+            trace=trace_of(request.headers),
         )
         reply = ChatReply(body, names)
         if body.stream:

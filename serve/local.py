@@ -23,6 +23,7 @@ from aphoton.progress import Progress
 from aphoton_serve.backend import Answer, Choice, Family, Job, ModelCard, Part, PartStream, Score, Ticks, unknown_model
 from aphoton_serve.hermes import with_tools
 from aphoton_serve.metrics import EngineMetrics
+from aphoton_serve.tracing import RequestSpan
 
 __all__ = ["LocalBackend", "LocalStream"]
 
@@ -151,7 +152,12 @@ class LocalStream:
         self._metrics = metrics
         self._noted = False
         self._over = False
-        self._stream = _open(engine, job)
+        self._span = RequestSpan(model, job)
+        try:
+            self._stream = _open(engine, job)
+        except AphotonError as error:
+            self._span.failed(type(error).__name__)
+            raise
 
     def __aiter__(self) -> Self:
         return self
@@ -231,12 +237,14 @@ class LocalStream:
         self._noted = True
         outcome = "abort" if any(o.finish_reason == "abort" for o in done.outputs) else done.finish_reason
         self._metrics.ended(self._model, outcome, done.timings, done.usage)
+        self._span.ended(done)
 
     def _failed(self, error: BaseException) -> None:
         if not self._noted:
             self._noted = True
             outcome = "abort" if isinstance(error, asyncio.CancelledError) else type(error).__name__
             self._metrics.ended(self._model, outcome)
+            self._span.failed(outcome)
 
 
 def _open(engine: Engine, job: Job) -> CompletionStream:
