@@ -88,9 +88,9 @@ async def encode_chat(
 
     def encode() -> list[int]:
         text = template.render(messages, tools)
-        ids = tokenizer.encode(text, add_special_tokens=False)
         quoted = template.render(messages, tools, quotation=tokenizer.quotation)
-        if quoted == text:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if tokenizer.quotation.same(text, quoted):
             return ids
         # A template may ask what stands in a string, and see it quoted: that is for those who need it only.
         safe, special = tokenizer.encode_quoted(quoted), tokenizer.special_ids

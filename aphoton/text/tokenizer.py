@@ -30,15 +30,15 @@ class Tokenizer(ABC):
         bos_token_id: int | None = None,
         eos_token: str = "",
         eos_token_ids: Iterable[int] = (),
-        specials: Iterable[str] = (),
+        quotation: Quotation | None = None,
     ) -> None:
-        """:param specials: what `encode` reads in a text as special tokens."""
+        """:param quotation: of what `encode` reads in a text as special tokens; None: of nothing."""
         self.vocabulary = vocabulary
         self.bos_token = bos_token
         self.bos_token_id = bos_token_id
         self.eos_token = eos_token
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
-        self.quotation = Quotation(specials)
+        self.quotation = quotation or Quotation()
 
     @staticmethod
     def from_json(path: str | os.PathLike[str]) -> "Tokenizer":
