@@ -37,15 +37,20 @@ class Quotation:
         letters = {case for word in words for case in (word[0].lower(), word[0].upper()) if len(case) == 1}
         self.pairs = tuple((chr(FIRST + i), char) for i, char in enumerate(sorted(edges | letters)))
         self._stand_ins = {char: stand_in for stand_in, char in self.pairs}
-        choices = [*sorted(words, key=len, reverse=True), *sorted(edges)]
-        self._pattern = re.compile("|".join(map(re.escape, choices)), re.IGNORECASE) if choices else None
+        self._edges = [(stand_in, char) for stand_in, char in self.pairs if char in edges]
+        longest_first = map(re.escape, sorted(words, key=len, reverse=True))
+        self._words = re.compile("|".join(longest_first), re.IGNORECASE) if words else None
 
     def quote(self, value: Any) -> Any:
         """``value`` with every string in its lists and mappings quoted, keys too."""
-        if self._pattern is None:
+        if not self.pairs:
             return value
         if isinstance(value, str):
-            return self._pattern.sub(self._stand_in, value)
+            if self._words is not None:
+                value = self._words.sub(self._stand_in, value)
+            for stand_in, char in self._edges:
+                value = value.replace(char, stand_in)
+            return value
         if isinstance(value, Mapping):
             return {self.quote(key): self.quote(one) for key, one in value.items()}
         if isinstance(value, list | tuple):
@@ -55,7 +60,7 @@ class Quotation:
     def same(self, text: str, quoted: str) -> bool:
         """Whether a text surely has the special tokens that it has when the strings in it are quoted, and no others.
 
-        Takes a hundredth of the time in which the two are encoded.
+        Takes much less time than to encode the two.
         """
         return text == quoted or (self._literal and all(text.count(one) == quoted.count(one) for one in self._specials))
 
