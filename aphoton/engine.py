@@ -295,6 +295,7 @@ class Engine:
             zombies_total=scheduler.zombies_total,
             preemptions=scheduler.preemptions,
             steps=pipeline.steps,
+            stalled=pipeline.stalled,
             tokens=scheduler.tokens,
             launch_time=totals["launch"],
             wait_time=totals["wait"],

@@ -79,12 +79,22 @@ async def encode_chat(
     template: ChatTemplate | None,
     tools: Many[Mapping[str, Any]] | None = None,
 ) -> Ids:
-    """:raises InvalidRequest: for messages that the template does not take, or without one."""
+    """Special tokens are those that the template puts in. What names one in a message or a tool is text like any other.
+
+    :raises InvalidRequest: for messages that the template does not take, or without one.
+    """
     if template is None:
         raise InvalidRequest("messages", "this model has no chat template: use generate() or stream()")
 
     def encode() -> list[int]:
-        return tokenizer.encode(template.render(messages, tools), add_special_tokens=False)
+        text = template.render(messages, tools)
+        quoted = template.render(messages, tools, quotation=tokenizer.quotation)
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        if tokenizer.quotation.same(text, quoted):
+            return ids
+        # A template may ask what stands in a string, and see it quoted: that is for those who need it only.
+        safe, special = tokenizer.encode_quoted(quoted), tokenizer.special_ids
+        return ids if [i for i in ids if i in special] == [i for i in safe if i in special] else safe
 
     # However short: a template is a program, and takes what time it likes.
     return np.array(await anyio.to_thread.run_sync(encode, abandon_on_cancel=True), np.int32)

@@ -28,6 +28,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     """A request to a model: a prompt (text or token ids), or messages with the tools that the model may call.
 
     :ivar adapter: of the model, by name. No engine takes any yet, so it is empty.
+    :ivar trace: headers that say which trace it belongs to.
     """
 
     params: SamplingParams
@@ -35,6 +36,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     prompt: str | list[int] | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
+    trace: dict[str, str] | None = None
 
 
 class Score(msgspec.Struct, frozen=True, array_like=True):

@@ -32,6 +32,7 @@ from aphoton_serve.protocol_responses import (
 )
 from aphoton_serve.sampling import chat_params, renamed, wanted_tools
 from aphoton_serve.sse import Emit
+from aphoton_serve.tracing import trace_of
 
 __all__ = ["ChatEndpoint"]
 
@@ -55,11 +56,12 @@ class ChatEndpoint:
             )
         self._intake.check_prompt("messages", body.messages)
         self._intake.check_choices(1, 1 if body.n is None else body.n)
-        (params, names), tools = chat_params(body), wanted_tools(body)
+        (params, names), tools = await chat_params(body), wanted_tools(body)
         job = Job(
             params=params,
             messages=read_messages(body.messages),
             tools=[msgspec.to_builtins(tool) for tool in tools] or None,
+            trace=trace_of(request.headers),
         )
         reply = ChatReply(body, names)
         if body.stream:

@@ -9,7 +9,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aphoton import SamplingParams, Usage
+from aphoton import Usage
 from aphoton_serve.backend import Answer, Job, Part, Score
 from aphoton_serve.chat import finish_word
 from aphoton_serve.errors import ApiError
@@ -19,6 +19,7 @@ from aphoton_serve.protocol_responses import TextChoice, TextCompletion, TextLog
 from aphoton_serve.sampling import completion_params
 from aphoton_serve.sse import Emit
 from aphoton_serve.together import together
+from aphoton_serve.tracing import trace_of
 
 __all__ = ["CompletionEndpoint"]
 
@@ -36,26 +37,22 @@ class CompletionEndpoint:
         self._intake.check_prompt("prompt", body.prompt)
         prompts, each = read_prompts(body.prompt), 1 if body.n is None else body.n
         self._intake.check_choices(len(prompts), each)
-        params = completion_params(body)
+        params, trace = completion_params(body), trace_of(request.headers)
+        jobs = [Job(params=params, prompt=prompt, trace=trace) for prompt in prompts]
         reply = TextReply(body)
         if body.stream:
-            return self._intake.events(request, lambda emit: self._stream(prompts, params, each, reply, emit))
-        return await self._intake.answer(request, lambda: self._complete(prompts, params, each, reply))
+            return self._intake.events(request, lambda emit: self._stream(jobs, each, reply, emit))
+        return await self._intake.answer(request, lambda: self._complete(jobs, each, reply))
 
-    async def _complete(
-        self, prompts: list[str | list[int]], params: SamplingParams, each: int, reply: "TextReply"
-    ) -> TextCompletion:
+    async def _complete(self, jobs: list[Job], each: int, reply: "TextReply") -> TextCompletion:
         complete = self._intake.backend.complete
-        jobs = [Job(params=params, prompt=prompt) for prompt in prompts]
         answers = await together([partial(complete, reply.model, job) for job in jobs])
         return reply.whole(answers, each)
 
-    async def _stream(
-        self, prompts: list[str | list[int]], params: SamplingParams, each: int, reply: "TextReply", emit: Emit
-    ) -> None:
+    async def _stream(self, jobs: list[Job], each: int, reply: "TextReply", emit: Emit) -> None:
         async def one(number: int) -> list[Usage]:
             usages = []
-            stream = self._intake.backend.stream(reply.model, Job(params=params, prompt=prompts[number]))
+            stream = self._intake.backend.stream(reply.model, jobs[number])
             try:
                 async for part in stream:
                     if part.usage is not None:
@@ -66,7 +63,7 @@ class CompletionEndpoint:
                 await stream.aclose()
             return usages
 
-        usages = await together([partial(one, number) for number in range(len(prompts))])
+        usages = await together([partial(one, number) for number in range(len(jobs))])
         if reply.with_usage:
             await emit(reply.usage(list(chain(*usages))))
 

@@ -1,7 +1,6 @@
 """`LocalBackend`: engines in this process."""
 
 import asyncio
-import contextlib
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -24,12 +23,10 @@ from aphoton.progress import Progress
 from aphoton_serve.backend import Answer, Choice, Family, Job, ModelCard, Part, PartStream, Score, Ticks, unknown_model
 from aphoton_serve.hermes import with_tools
 from aphoton_serve.metrics import EngineMetrics
-from aphoton_serve.pulse import Pulse
+from aphoton_serve.tracing import RequestSpan
 
 __all__ = ["LocalBackend", "LocalStream"]
 
-LOOKS = 4
-"""How often an engine is looked at in the time that a step may take."""
 SPANS = 600
 """The newest, that `LocalBackend.ticks` tells: some hundred steps."""
 
@@ -65,9 +62,7 @@ class LocalBackend:
         self._engines = {name: Engine(model, config, progress=progress, **settings) for name, model in models.items()}
         self._tick_timeout = tick_timeout
         self._metrics = EngineMetrics()
-        self._pulses: dict[str, Pulse] = {}
         self._cards: dict[str, ModelCard] = {}
-        self._looking: asyncio.Task[None] | None = None
 
     async def start(self) -> Self:
         """Load the models, one after the other, and begin to serve.
@@ -78,7 +73,6 @@ class LocalBackend:
             for name, engine in self._engines.items():
                 await engine.start()
                 self._metrics.add(name, engine)
-                self._pulses[name] = Pulse(engine.stats, self._tick_timeout, time.monotonic)
                 self._cards[name] = ModelCard(
                     id=name,
                     created=int(time.time()),
@@ -88,16 +82,10 @@ class LocalBackend:
         except BaseException:
             await self.aclose()
             raise
-        self._looking = asyncio.create_task(self._look(), name="aphoton pulse")
         return self
 
     async def aclose(self, *, drain: bool | float = False) -> None:
         """Close the engines; ``drain`` as in `Engine.aclose`, all of them at the same time."""
-        if self._looking is not None:
-            self._looking.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._looking
-            self._looking = None
         await asyncio.gather(*(engine.aclose(drain=drain) for engine in self._engines.values()))
 
     async def __aenter__(self) -> Self:
@@ -131,7 +119,7 @@ class LocalBackend:
         return await self.engine(model).detokenize(ids)
 
     async def health(self) -> dict[str, str | None]:
-        return {name: pulse.look() for name, pulse in self._pulses.items()}
+        return {name: self._ailment(engine) for name, engine in self._engines.items()}
 
     async def metrics(self) -> list[Family]:
         return self._metrics.families()
@@ -141,12 +129,17 @@ class LocalBackend:
         spans = engine.timeline.spans
         return Ticks(spans=list(islice(spans, max(0, len(spans) - SPANS), None)), tokens=engine.stats().tokens)
 
-    async def _look(self) -> None:
-        """A pulse that nobody looks at finds out late that it has stopped."""
-        while True:
-            await asyncio.sleep(self._tick_timeout / LOOKS)
-            for pulse in self._pulses.values():
-                pulse.look()
+    def _ailment(self, engine: Engine) -> str | None:
+        """What is wrong with an engine; None when nothing is."""
+        try:
+            stats = engine.stats()
+        except AphotonError as error:  # closed, or dead
+            return type(error).__name__
+        if stats.stalled <= self._tick_timeout:
+            return None
+        return (
+            f"no step has finished for {stats.stalled:.1f} s, with {stats.running} running and {stats.waiting} waiting"
+        )
 
 
 class LocalStream:
@@ -159,7 +152,12 @@ class LocalStream:
         self._metrics = metrics
         self._noted = False
         self._over = False
-        self._stream = _open(engine, job)
+        self._span = RequestSpan(model, job)
+        try:
+            self._stream = _open(engine, job)
+        except AphotonError as error:
+            self._span.failed(type(error).__name__)
+            raise
 
     def __aiter__(self) -> Self:
         return self
@@ -239,12 +237,14 @@ class LocalStream:
         self._noted = True
         outcome = "abort" if any(o.finish_reason == "abort" for o in done.outputs) else done.finish_reason
         self._metrics.ended(self._model, outcome, done.timings, done.usage)
+        self._span.ended(done)
 
     def _failed(self, error: BaseException) -> None:
         if not self._noted:
             self._noted = True
             outcome = "abort" if isinstance(error, asyncio.CancelledError) else type(error).__name__
             self._metrics.ended(self._model, outcome)
+            self._span.failed(outcome)
 
 
 def _open(engine: Engine, job: Job) -> CompletionStream:

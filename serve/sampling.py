@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
+import anyio.to_thread
 import msgspec
 
 from aphoton import InvalidRequest, SamplingParams
@@ -58,11 +59,20 @@ def completion_params(body: CompletionRequest) -> SamplingParams:
     return _build(fields, {})
 
 
-def chat_params(body: ChatRequest) -> tuple[SamplingParams, dict[str, str]]:
+async def chat_params(body: ChatRequest) -> tuple[SamplingParams, dict[str, str]]:
     """The parameters, and what the client calls those that have another name there.
+
+    In a thread where there is a schema: it is copied and checked, which takes milliseconds for a large one, and its
+    compiler has a thread's hop before it anyway.
 
     :raises ApiError: 400, for what cannot be or what the engine does not have.
     """
+    if body.response_format is None and body.tool_choice is None:
+        return _chat_params(body)
+    return await anyio.to_thread.run_sync(_chat_params, body, abandon_on_cancel=True)
+
+
+def _chat_params(body: ChatRequest) -> tuple[SamplingParams, dict[str, str]]:
     fields, names = _common(body), {"prompt": "messages"}
     if body.max_completion_tokens is not None:
         if body.max_tokens is not None and body.max_tokens != body.max_completion_tokens:

@@ -6,7 +6,7 @@ __all__ = ["Stats"]
 
 
 class Stats(msgspec.Struct, frozen=True, kw_only=True):
-    """An engine at one moment. Counts since its start; times in seconds of its device's clock.
+    """An engine at one moment. Counts since its start; times in seconds of its device's clock but for ``stalled``.
 
     :ivar running: sequences that hold a row and have not ended.
     :ivar waiting: requests that wait for a row.
@@ -17,6 +17,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     :ivar zombies_total: rows computed for a sequence that had ended by the commit, so for nothing.
     :ivar preemptions: times that a running sequence was set back for want of pages, to be computed anew.
     :ivar steps: steps committed.
+    :ivar stalled: seconds of the machine's monotonic clock for which there has been something to do and no step has
+        been committed; 0 when there is nothing. A step that never ends shows here.
     :ivar tokens: tokens given to requests.
     :ivar launch_time, wait_time, commit_time, sample_time: spent in each phase of the ticks; ``wait_time`` is the
         loop's own, for other tasks.
@@ -33,6 +35,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     zombies_total: int
     preemptions: int
     steps: int
+    stalled: float
     tokens: int
     launch_time: float
     wait_time: float

@@ -1,6 +1,7 @@
 """`Pipeline`: the tick. Launch the next forward, commit the last step, then sample what was launched."""
 
 import asyncio
+import time
 from collections import deque
 
 from aphoton.device.base import Device
@@ -34,11 +35,19 @@ class Pipeline:
         self._launches = 0
         self._late = LateWork(scheduler)
         self._work = asyncio.Event()
+        self._moved = time.monotonic()  # a step was committed, or there was something to do again
         self._closing = False
 
     def wake(self) -> None:
         """There may be something to do."""
-        self._work.set()
+        if not self._work.is_set():
+            self._moved = time.monotonic()
+            self._work.set()
+
+    @property
+    def stalled(self) -> float:
+        """Real seconds for which there has been something to do and no step has been committed."""
+        return 0.0 if self.scheduler.idle and not self.inflight else time.monotonic() - self._moved
 
     def close(self) -> None:
         """Let `run` return once nobody waits or runs."""
@@ -99,6 +108,7 @@ class Pipeline:
         step.slot.read()
         self.inflight.popleft()
         self.steps += 1
+        self._moved = time.monotonic()
         number, rows, tokens = step.number, step.rows, step.tokens
         self.timeline.add("wait", number, begin, ready, rows, tokens)
         self.timeline.add("commit", number, ready, self.device.now(), rows, tokens)

@@ -14,6 +14,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from aphoton.errors import InvalidRequest, ModelError
+from aphoton.text.quotation import Quotation
 
 __all__ = ["ChatTemplate"]
 
@@ -40,7 +41,13 @@ class ChatTemplate:
         _ = self._template  # says what is wrong with it
         return "tools" in jinja2.meta.find_undeclared_variables(self._environment.parse(self.source))
 
-    def render(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+    def render(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        quotation: Quotation | None = None,
+    ) -> str:
         """The prompt, up to the start of an answer. Encode it without adding special tokens: the template has put them
         in.
 
@@ -48,6 +55,7 @@ class ChatTemplate:
             whose texts are joined. An assistant's content may be None beside ``tool_calls``. Other keys go to the
             template as they are.
         :param tools: functions that the model may call, as dictionaries; for a template that `takes_tools`.
+        :param quotation: quotes all strings in them, for `Tokenizer.encode_quoted`.
         :raises InvalidRequest: for a message of another form, naming it, for what the template refuses, and for tools
             that it would leave out.
         :raises ModelError: for a template that is not Jinja.
@@ -56,12 +64,13 @@ class ChatTemplate:
         template = self._template
         if tools and not self.takes_tools:
             raise InvalidRequest("tools", "the model's chat template does not take tools: describe them in a message")
+        quote = Quotation().quote if quotation is None else quotation.quote
         try:
             text = template.render(
-                messages=checked,
+                messages=quote(checked),
                 add_generation_prompt=True,
                 # Templates ask whether these are none, and a name that is not defined is not none.
-                tools=list(tools) if tools else None,
+                tools=quote(list(tools)) if tools else None,
                 documents=None,
                 bos_token=self.bos_token,
                 eos_token=self.eos_token,

@@ -7,6 +7,7 @@ from typing import Any
 
 from aphoton.errors import InvalidRequest
 from aphoton.text.detokenizer import Detokenizer
+from aphoton.text.quotation import Quotation
 from aphoton.text.vocabulary import Vocabulary
 
 __all__ = ["Tokenizer"]
@@ -18,6 +19,7 @@ class Tokenizer(ABC):
     :ivar vocabulary: the bytes of every id.
     :ivar bos_token, eos_token: as chat templates spell them; empty when the model has none.
     :ivar eos_token_ids: the end tokens that the tokenizer's own file names. A model's configuration may name more.
+    :ivar quotation: quotes strings for `encode_quoted`.
     """
 
     def __init__(
@@ -28,12 +30,15 @@ class Tokenizer(ABC):
         bos_token_id: int | None = None,
         eos_token: str = "",
         eos_token_ids: Iterable[int] = (),
+        quotation: Quotation | None = None,
     ) -> None:
+        """:param quotation: of what `encode` reads in a text as special tokens; None: of nothing."""
         self.vocabulary = vocabulary
         self.bos_token = bos_token
         self.bos_token_id = bos_token_id
         self.eos_token = eos_token
         self.eos_token_ids = tuple(dict.fromkeys(eos_token_ids))
+        self.quotation = quotation or Quotation()
 
     @staticmethod
     def from_json(path: str | os.PathLike[str]) -> "Tokenizer":
@@ -75,6 +80,14 @@ class Tokenizer(ABC):
             chat templates need and as Hugging Face does; otherwise they are text like any other.
         :raises InvalidRequest: for text with a lone surrogate, which is not Unicode text.
         """
+
+    def encode_quoted(self, text: str) -> list[int]:
+        """The ids of ``text``, in which strings quoted by `quotation` are text like any other, and what is not quoted
+        is read as by `encode`. Adds no special tokens around it.
+
+        :raises InvalidRequest: as `encode`.
+        """
+        return self.encode(text, add_special_tokens=False)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True) -> str:
         """The text of ``ids``. Bytes that are not UTF-8 become U+FFFD; ids beyond the vocabulary add nothing.

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 from typing import Any, Literal
 
 import pytest
@@ -10,6 +11,7 @@ from engine.simulated import Probe, saying
 from engine.waiting import idle, turns, until
 
 from aphoton import Completion, CompletionStream, Engine, EngineClosed, EngineDead, ModelError, SimModel
+from aphoton.device.base import Results
 from aphoton.scheduler.rows import Rows
 
 
@@ -205,3 +207,32 @@ async def test_a_fault_in_a_step_that_nobody_awaits_any_more(monkeypatch: pytest
         await until(lambda: engine._state == "dead")
         with pytest.raises(EngineDead):
             await engine.generate([1])
+
+
+async def test_a_step_that_does_not_end_shows(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = asyncio.Event()
+    async with Engine(SimModel()) as engine:
+        pipeline = engine._pipeline
+        assert pipeline is not None
+        results = pipeline.device.results
+
+        async def stuck(slot: int) -> Results:
+            await gate.wait()
+            return await results(slot)
+
+        monkeypatch.setattr(pipeline.device, "results", stuck)
+        rest = time.monotonic()
+        await until(lambda: time.monotonic() - rest > 0.05)
+        assert engine.stats().stalled == 0.0
+        task = asyncio.create_task(engine.generate([1, 2], max_tokens=100, ignore_eos=True))
+        await until(lambda: engine.stats().stalled)
+        assert engine.stats().stalled < time.monotonic() - rest - 0.05  # from when there was something to do
+        await until(lambda: engine.stats().stalled > 0.1)
+        stuck_for = engine.stats().stalled
+        assert engine.stats().running == 1
+        gate.set()
+        await until(lambda: engine.stats().steps)
+        assert engine.stats().stalled < stuck_for  # from the last step
+        await task
+        await idle(engine)
+        assert engine.stats().stalled == 0.0

@@ -84,10 +84,10 @@ async def test_rendering_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
     go, entered = threading.Event(), threading.Event()
     render = ChatTemplate.render
 
-    def slow(self: ChatTemplate, *given: Any) -> str:
+    def slow(self: ChatTemplate, *given: Any, **options: Any) -> str:
         entered.set()
         assert go.wait(60), "the loop was blocked"
-        return render(self, *given)
+        return render(self, *given, **options)
 
     monkeypatch.setattr(ChatTemplate, "render", slow)
     async with machine(monkeypatch, Counting(), template="{{ messages[0].content }}") as engine:

@@ -9,7 +9,7 @@ from aphoton.observe import Recording, Span, Timeline, trace_events
 def _stats(zombies_total: int = 0) -> Stats:
     return Stats(
         running=2, waiting=1, pages_free=0, pages_cached=0, pages_used=0, zombies=0, zombies_total=zombies_total,
-        preemptions=0, steps=0, tokens=0, launch_time=0, wait_time=0, commit_time=0, sample_time=0,
+        preemptions=0, steps=0, stalled=0, tokens=0, launch_time=0, wait_time=0, commit_time=0, sample_time=0,
         device_busy=3, device_idle=1,
     )  # fmt: skip
 

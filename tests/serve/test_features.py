@@ -1,12 +1,16 @@
 """What clients ask of tokens, through the service, on a model with random weights."""
 
+import asyncio
 import json
+import threading
 from typing import Any
 
 import openai
 import pytest
-from engine.waiting import idle
+from engine.waiting import idle, until
 from serving import Served
+
+from aphoton_serve import sampling
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 SCHEMA = {
@@ -124,3 +128,21 @@ async def test_cached_tokens(real: Served) -> None:
     again = await real.ai.completions.create(**ask)
     assert again.usage is not None and again.usage.prompt_tokens_details is not None
     assert again.usage.prompt_tokens_details.cached_tokens == 96
+
+
+async def test_a_schema_is_checked_off_the_loop(real: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    go, entered = threading.Event(), threading.Event()
+    build = sampling._build
+
+    def slow(*given: Any) -> Any:
+        entered.set()
+        assert go.wait(60), "the loop was blocked"
+        return build(*given)
+
+    monkeypatch.setattr(sampling, "_build", slow)
+    wanted: Any = {"type": "json_schema", "json_schema": {"name": "light", "schema": SCHEMA}}
+    task = asyncio.create_task(real.ai.chat.completions.create(**ASK, response_format=wanted))
+    await until(entered.is_set)
+    assert (await real.web.get("/health")).status_code == 200
+    go.set()
+    assert json.loads((await task).choices[0].message.content or "")["color"] in ("red", "green")
