@@ -473,7 +473,7 @@ class Engine:
         if self._door is not None:
             self._door.close(error)
         if self._scheduler is not None:
-            self._scheduler.fail_all(error)
+            self._scheduler.ends.fail_all(error)
 
     async def _drained(self, seconds: float | None) -> None:
         assert self._scheduler is not None and self._task is not None and self._pipeline is not None

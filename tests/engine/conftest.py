@@ -7,7 +7,8 @@ import pytest
 import torch
 
 from aphoton import Engine
-from aphoton.scheduler import Scheduler, Sequence
+from aphoton.scheduler import Sequence
+from aphoton.scheduler.ends import Ends
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -29,11 +30,11 @@ async def tiny() -> AsyncIterator[Engine]:
 def ends(monkeypatch: pytest.MonkeyPatch) -> dict[Sequence, int]:
     """How often each sequence has ended."""
     counts: dict[Sequence, int] = {}
-    finish = Scheduler.finish
+    finish = Ends.finish
 
-    def counted(self: Scheduler, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
+    def counted(self: Ends, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
         counts[sequence] = counts.get(sequence, 0) + 1
         finish(self, sequence, *args, **kwargs)
 
-    monkeypatch.setattr(Scheduler, "finish", counted)
+    monkeypatch.setattr(Ends, "finish", counted)
     return counts
