@@ -1,23 +1,14 @@
 """Engines on the small random model."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import torch
+from onethread import one_thread as one_thread
 
 from aphoton import Engine
 from aphoton.scheduler import Sequence
 from aphoton.scheduler.ends import Ends
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads that spin while they wait for each other take far longer than one alone, when the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture
