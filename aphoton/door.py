@@ -42,7 +42,7 @@ class Door:
         self._line = Waiting()
         # Whoever comes first of a request has a future, by which it is told; the others have None.
         self._places: dict[Sequence, asyncio.Future[None] | None] = {}
-        scheduler.on_room = self._open
+        scheduler.ends.on_room = self._open
 
     def __len__(self) -> int:
         """Those who stand in line."""
@@ -75,7 +75,7 @@ class Door:
                 if sequence in self._places:
                     self._leave(sequence)
                 elif count or let_in:  # meanwhile
-                    self._scheduler.abort(sequence)
+                    self._scheduler.ends.abort(sequence)
             raise
 
     def finish(self, sequence: Sequence, reason: FinishReason | None, *, error: Exception | None = None) -> None:
@@ -83,17 +83,17 @@ class Door:
         if sequence in self._places:
             self._leave(sequence)
             self._scheduler.add(sequence)  # for no longer than it takes to end it as all others
-        self._scheduler.finish(sequence, reason, error=error)
+        self._scheduler.ends.finish(sequence, reason, error=error)
 
     def close(self, error: Callable[[], Exception]) -> None:
         """Refuse those who stand in line, each with an ``error`` of its own. The door opens no more."""
-        self._scheduler.on_room = None
+        self._scheduler.ends.on_room = None
         while self._line:
             sequence = next(iter(self._line))
             place = self._leave(sequence)
             # The first of a request too, though it is told by its place: the others' end is its end, and it ends once.
             self._scheduler.add(sequence)
-            self._scheduler.finish(sequence, None, error=error())
+            self._scheduler.ends.finish(sequence, None, error=error())
             if place is not None and not place.done():
                 place.set_exception(error())
 

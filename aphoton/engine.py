@@ -22,6 +22,7 @@ from aphoton.constraints import Constraints
 from aphoton.device.base import Limits
 from aphoton.device.sim import SimModel
 from aphoton.door import Door
+from aphoton.encoding import Ids, Prompt, check_ids, encode_chat, encode_prompt, encode_text, off_loop
 from aphoton.errors import AphotonError, DeadlineExceeded, EngineClosed, EngineDead, InvalidRequest
 from aphoton.loader import Loaded, load
 from aphoton.observe import Stats, Timeline
@@ -30,16 +31,7 @@ from aphoton.request import Request
 from aphoton.sampling import SamplingParams
 from aphoton.scheduler import Pipeline, Scheduler, Sequence
 from aphoton.stream import CompletionStream
-from aphoton.submission import (
-    Ids,
-    Prompt,
-    check_ids,
-    encode_chat,
-    encode_prompt,
-    encode_text,
-    make_sequences,
-    off_loop,
-)
+from aphoton.submission import make_sequences
 from aphoton.turnstile import Turnstile
 
 __all__ = ["Engine", "Prompt"]
@@ -477,7 +469,7 @@ class Engine:
         if self._door is not None:
             self._door.close(error)
         if self._scheduler is not None:
-            self._scheduler.fail_all(error)
+            self._scheduler.ends.fail_all(error)
 
     async def _drained(self, seconds: float | None) -> None:
         assert self._scheduler is not None and self._task is not None and self._pipeline is not None

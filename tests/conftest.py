@@ -44,3 +44,11 @@ def smollm2() -> Path:
         if os.environ.get("APHOTON_REQUIRE_MODEL") == "1":
             raise
         pytest.skip(str(error))
+
+
+@pytest.fixture(scope="session")
+def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder with a tokenizer and a chat template: random weights, and no end token."""
+    from talker import make_talker  # not at the top, either
+
+    return make_talker(tmp_path_factory.mktemp("talker"))

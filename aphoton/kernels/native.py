@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from aphoton.kernels.library import NativeUnavailable, load_library
+from aphoton.kernels.limits import MOST_GROUP
 from aphoton.kernels.weights import DecoderWeights, LayerWeights
 
 __all__ = ["NativeDecoder"]
@@ -27,8 +28,6 @@ PROBLEMS = {
 }
 NO_MEMORY = 1
 MOST_HEAD_DIM = 512
-MOST_GROUP = 64
-"""Query heads that may share a KV head."""
 SCORED = 128
 """Tokens of a row whose logits are made at once, where those of all are asked for."""
 

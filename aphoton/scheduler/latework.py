@@ -47,7 +47,7 @@ class LateWork:
         for place, error in errors.items():
             sequence = step.sequences[masked[place][0]]
             if not sequence.finalized:
-                self._scheduler.finish(sequence, None, error=error)
+                self._scheduler.ends.finish(sequence, None, error=error)
         alive = active[batch.rows]
         places = [place for place, (index, _) in enumerate(masked) if alive[index] and place not in errors]
         processors = []

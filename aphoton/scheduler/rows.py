@@ -21,6 +21,7 @@ class Rows:
     :ivar sequences: who has the row.
     :ivar active: [r] the row is taken and its sequence has not ended, nor been preempted.
     :ivar decoding: [r] active, and the last part of what it began with has been launched: it goes on token by token.
+    :ivar prefilling: those who are active and not decoding.
     :ivar preempted: [r] its sequence waits again, and the row is held by steps in flight only.
     :ivar refs: [r] steps in flight that compute the row; its sequence's in-flight references, 0 to 2.
     :ivar context: [r] tokens whose KV the launches so far have written, or that were cached.
@@ -44,6 +45,7 @@ class Rows:
         self.count = count
         size = count + 1
         self.sequences: list[Sequence | None] = [None] * size
+        self.prefilling: dict[Sequence, None] = {}
         self.active = np.zeros(size, np.bool_)
         self.decoding = np.zeros(size, np.bool_)
         self.preempted = np.zeros(size, np.bool_)
@@ -90,6 +92,7 @@ class Rows:
         self.stop_ids[row] = -1
         self.stop_ids[row, : len(stops)] = stops
         self.sequences[row] = sequence
+        self.prefilling[sequence] = None
         self.active[row] = True
         self.decoding[row] = self.preempted[row] = False
         self.watched[row] = sequence.watch is not None
@@ -107,8 +110,14 @@ class Rows:
         sequence.row = row
         return row
 
+    def decode(self, row: int) -> None:
+        """All of what it began with has been launched."""
+        self.decoding[row] = True
+        del self.prefilling[self.holder(row)]
+
     def deactivate(self, row: int) -> None:
         """Launch nothing more for it."""
+        self.prefilling.pop(self.holder(row), None)
         self.active[row] = self.decoding[row] = False
 
     def release(self, row: int) -> None:

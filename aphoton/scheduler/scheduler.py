@@ -1,4 +1,4 @@
-"""`Scheduler`: who waits, who runs, which rows a launch takes, and what a commit ends."""
+"""`Scheduler`: who runs next, and what a commit changes."""
 
 from collections import deque
 from collections.abc import Callable
@@ -8,11 +8,11 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from aphoton.completion import FinishReason
 from aphoton.device.base import PENDING, Batch, Limits, Results, Scored
-from aphoton.errors import ConstraintFailed, ModelError
 from aphoton.kv import CachedPage
+from aphoton.scheduler.ends import Ends
 from aphoton.scheduler.holdings import Holdings
+from aphoton.scheduler.leaders import SCORED_CHUNK, Heads, Leaders
 from aphoton.scheduler.rows import Rows
 from aphoton.scheduler.sequence import Sequence
 from aphoton.scheduler.step import Step
@@ -20,18 +20,13 @@ from aphoton.scheduler.waiting import Waiting
 
 __all__ = ["Scheduler"]
 
-SCORED_CHUNK = 512
-"""Tokens that a row feeds at once when they are scored: each has logits of its own then."""
-
 SHARED_PAGES = 4096
 """Cached pages that newcomers take up in a step, about: each costs the host about a microsecond."""
 
 
 class Scheduler:
-    """The state of all sequences. Every method returns at once; `Pipeline` calls them in the order of the tick.
-
-    Ends go one way, `finish`: the result is out at once (finalize early), the row and its pages go back when no step
-    in flight computes them (free late). A sequence in between is a zombie; what steps compute for it is dropped.
+    """Chooses who runs next, and takes what has been computed. Every method returns at once; `Pipeline` calls
+    `next_batch` and `commit` in the order of the tick.
 
     When pages run out, the youngest of the least urgent is preempted: it waits again, in its old place, and what it
     had is computed anew as if it were a prompt. Its row goes back as late as a zombie's, and what steps in flight have
@@ -43,7 +38,6 @@ class Scheduler:
     :ivar zombies_total: rows computed for a sequence that had ended by the commit.
     :ivar preemptions: rows taken away for want of pages.
     :ivar tokens: tokens committed to sequences.
-    :ivar on_room: called when a sequence has left ``waiting``, with a row or without, and when a row came back.
     """
 
     def __init__(
@@ -68,15 +62,14 @@ class Scheduler:
         self.holdings = Holdings(self.rows, limits.pages, page_size=page_size)
         self.pool, self.tables, self.cache = self.holdings.pool, self.holdings.tables, self.holdings.cache
         self.waiting = Waiting()
+        self._leaders = Leaders(self.rows, self.holdings, max_step_tokens=max_step_tokens)
+        self.ends = Ends(
+            self.rows, self.holdings, self.waiting, self._leaders, eos_token_ids=limits.eos_token_ids, now=now
+        )
         self.tokens = 0
         self.zombies_total = 0
         self.preemptions = 0
-        self.on_room: Callable[[], None] | None = None
         self._arrivals = 0
-        self._prefilling: dict[Sequence, None] = {}  # active, and not all of what they began with is launched
-        # Who waits for pages that another is computing: for whom, for how many, and how many it will need beside them.
-        self._leaders: dict[Sequence, tuple[Sequence, int, int]] = {}
-        self._refused: tuple[int, int] | None = None  # the arrival of who found too little room last, and that room
         self._check = check
         self._checks = 0
 
@@ -119,7 +112,7 @@ class Scheduler:
         held = -(-np.maximum(rows.context, rows.begun) // size)
         return self.holdings.room - int(np.count_nonzero(rows.active & (held < -(-rows.reach // size))))
 
-    # Arrivals and ends
+    # Who comes, and who is set back
 
     def add(self, sequence: Sequence) -> None:
         """Put a new sequence behind those of its priority that wait.
@@ -133,80 +126,14 @@ class Scheduler:
             self.cache.enter(sequence.namespace)
         self.waiting.add(sequence)
 
-    def finish(
-        self,
-        sequence: Sequence,
-        reason: FinishReason | None,
-        *,
-        stop_reason: str | int | None = None,
-        error: Exception | None = None,
-    ) -> None:
-        """End ``sequence``: its result goes out now, what it holds goes back when no step in flight computes it."""
-        assert not sequence.finalized, "a sequence ends once"
-        sequence.finish_reason = reason
-        sequence.stop_reason = stop_reason
-        sequence.complete = reason == "stop" and (stop_reason is None or stop_reason in self.limits.eos_token_ids)
-        sequence.error = error
-        sequence.finished_at = self.now()
-        row = sequence.row
-        waits = not row or bool(self.rows.preempted[row])
-        if waits:
-            self._leave_queue(sequence)
-        if row:
-            self.rows.deactivate(row)
-            self.rows.preempted[row] = False
-            self._prefilling.pop(sequence, None)
-            if self.rows.refs[row] == 0:
-                self._release(sequence)
-        elif sequence.namespace is not None:
-            self.cache.leave(sequence.namespace)
-        if waits:
-            self._tell_room()
-        if sequence.on_end is not None:
-            sequence.on_end()
-        # They hold whoever consumes the sequence, who holds it: a circle that only the garbage collector would break.
-        sequence.on_end = sequence.on_tokens = sequence.watch = None
-        sequence.masker = sequence.processor = None
-
-    def abort(self, sequence: Sequence) -> None:
-        """End ``sequence`` because nobody wants it any more. Nothing happens when it has ended already."""
-        if not sequence.finalized:
-            self.finish(sequence, "abort")
-
-    def fail_all(self, error: Callable[[], Exception]) -> None:
-        """End everyone, each with an ``error`` of its own: no step will follow."""
-        for sequence in [*self.waiting, *(s for s in self.rows.sequences if s is not None)]:
-            if not sequence.finalized:
-                self.finish(sequence, None, error=error())
-
-    def _tell_room(self) -> None:
-        if self.on_room is not None:
-            self.on_room()
-
-    def _leave_queue(self, sequence: Sequence) -> None:
-        self.waiting.remove(sequence)
-        self._leaders.pop(sequence, None)
-        self._refused = None
-
-    def _release(self, sequence: Sequence) -> None:
-        """Take back the row of a sequence that has ended or is preempted, and all that it holds."""
-        ended, private = sequence.finalized, sequence.namespace is not None
-        keep = sequence.cacheable and not (ended and private and self.cache.alone(sequence.namespace))
-        self.holdings.release(sequence, keep=keep, sound=not isinstance(sequence.error, ModelError))
-        self.rows.release(sequence.row)
-        if ended and private:
-            self.cache.leave(sequence.namespace)
-        self._tell_room()
-
     def _preempt(self, sequence: Sequence) -> None:
         row = sequence.row
         self.rows.deactivate(row)
         self.rows.preempted[row] = True
-        self._prefilling.pop(sequence, None)
         self.waiting.put_back(sequence)
         self.preemptions += 1
         if self.rows.refs[row] == 0:
-            self._release(sequence)
+            self.ends.release(sequence)
 
     # Launch
 
@@ -229,8 +156,8 @@ class Scheduler:
             self.holdings.extend(full)
         newcomers: list[Sequence] = []
         chunks: list[tuple[Sequence, int]] = []
-        if self._prefilling or (self.waiting and rows.free and not tight):
-            begun = deque(sorted(self._prefilling, key=lambda one: one.order))
+        if rows.prefilling or (self.waiting and rows.free and not tight):
+            begun = deque(sorted(rows.prefilling, key=lambda one: one.order))
             budget = self.max_step_tokens
             if not tight:
                 budget = self._admit(begun, newcomers, chunks, budget)
@@ -295,8 +222,7 @@ class Scheduler:
     def _chunk_launched(self, sequence: Sequence) -> None:
         row = sequence.row
         if self.rows.context[row] == len(self.rows.known[row]):
-            self.rows.decoding[row] = True
-            del self._prefilling[sequence]
+            self.rows.decode(row)
         self.holdings.filled(sequence)
 
     # Prompts
@@ -328,41 +254,38 @@ class Scheduler:
         """Give rows and pages to those who wait, in their order: nobody overtakes one that does not fit. Those whose
         prompts have been ``begun`` go on in the midst of them. What is left of ``budget``.
 
-        Who begins with pages that are just being computed waits for them. It keeps its claim to a row and to pages, so
-        whoever goes first meanwhile takes nothing from it.
+        Who begins with pages that are just being computed waits for them, and keeps its claim: see `Leaders`.
         """
         claimed = shared = 0
-        heads: dict[tuple[CachedPage, bytes], Sequence] | None = None
+        heads: Heads | None = None
         for sequence in list(islice(self.waiting, self.rows.free)):  # each takes a row, or keeps one
             budget = self._go_on(begun, chunks, budget, before=sequence)
             if not budget or shared >= SHARED_PAGES or sequence.row:  # preempted, and a step in flight has its row
                 break
             room = self._room() - claimed
-            if self._refused == (sequence.arrival, room):
+            if self.waiting.refused == (sequence.arrival, room):
                 break
-            if self._follows(sequence):
-                claimed += self._leaders[sequence][2]
+            if claim := self._leaders.claim(sequence):
+                claimed += claim
                 continue
             known = sequence.known
-            path = self.holdings.match(sequence, known, self._followed(sequence))
+            path = self.holdings.match(sequence, known, self._leaders.take(sequence))
             if heads is None:
-                heads = {}
-                for other in self._prefilling:
-                    self._put_head(heads, other)
-            if self._follow(sequence, known, path, heads):
-                claimed += self._leaders[sequence][2]
+                heads = self._leaders.heads(self.rows.prefilling)
+            if claim := self._leaders.follow(sequence, known, path, heads):
+                claimed += claim
                 continue
             if self.holdings.needed(sequence, known, path) > room:
-                self._refused = (sequence.arrival, room)
+                self.waiting.refused = (sequence.arrival, room)
                 break
             self._seat(sequence, path)
-            self._put_head(heads, sequence)
+            self._leaders.put_head(heads, sequence)
             length = self._length(sequence, budget)
             budget -= length
             shared += len(path)
             chunks.append((sequence, length))
             newcomers.append(sequence)
-            self._tell_room()
+            self.ends.tell_room()
         return budget
 
     def _seat(self, sequence: Sequence, path: list[CachedPage]) -> None:
@@ -374,64 +297,7 @@ class Scheduler:
         if sequence.admitted_at is None:
             sequence.admitted_at = self.now()
             sequence.cached = int(self.rows.context[sequence.row])
-        self._leave_queue(sequence)
-        self._prefilling[sequence] = None
-
-    # Prompts that begin alike
-
-    def _put_head(self, heads: dict[tuple[CachedPage, bytes], Sequence], sequence: Sequence) -> None:
-        """Note the page that ``sequence`` computes next, if others can have it then, and none who goes before does."""
-        row, size = sequence.row, self.page_size
-        path, known = self.rows.paths[row], self.rows.known[row]
-        begin = len(path) * size
-        if not self.rows.growing[row] or begin + size > len(known):
-            return
-        if sequence.unscored and min(len(known) - begin, self.max_step_tokens) > SCORED_CHUNK:
-            return  # it is slower than others are alone
-        page = path[-1] if path else self.holdings.root(sequence)
-        key = known[begin : begin + size].tobytes()
-        other = heads.get((page, key))
-        if other is None or sequence.order < other.order:
-            heads[page, key] = sequence
-
-    def _follow(
-        self,
-        sequence: Sequence,
-        known: NDArray[np.int32],
-        path: list[CachedPage],
-        heads: dict[tuple[CachedPage, bytes], Sequence],
-    ) -> bool:
-        """Let it wait for whoever computes its next page, if that one goes before it."""
-        size, most = self.page_size, self.holdings.most(sequence, known)
-        begin = len(path) * size
-        if len(path) >= most or not heads:
-            return False
-        key = known[begin : begin + size].tobytes()
-        leader = heads.get((path[-1] if path else self.holdings.root(sequence), key))
-        if leader is None or leader.order > sequence.order:
-            return False
-        its = self.rows.known[leader.row]
-        alike = known[: most * size][: len(its)] == its[: most * size]
-        count = len(alike) if alike.all() else int(alike.argmin())
-        shared = count // size
-        self._leaders[sequence] = (leader, shared, self.pages_for(len(known), 1) - shared + 1)
-        return True
-
-    def _follows(self, sequence: Sequence) -> bool:
-        """Whether it waits for pages that are still to come."""
-        if sequence not in self._leaders:
-            return False
-        leader, count, _ = self._leaders[sequence]
-        row = leader.row
-        return leader in self._prefilling and self.rows.growing[row] and len(self.rows.paths[row]) < count
-
-    def _followed(self, sequence: Sequence) -> list[CachedPage]:
-        """What it has waited for, as far as that is there."""
-        if sequence not in self._leaders:
-            return []
-        leader, count, _ = self._leaders.pop(sequence)
-        path = self.rows.paths[leader.row][:count] if leader.row else []
-        return [] if path and path[-1].parent is None else path
+        self.waiting.remove(sequence)
 
     # Pages
 
@@ -477,41 +343,25 @@ class Scheduler:
         parts = bool(batch.partial.any())
         sampled = alive & ~batch.partial if parts else alive
         if results.faulty is not None or results.barred is not None or results.errors:
-            sampled = self._fail(step, results, sampled)
+            sampled = self.ends.fail(step, results, sampled)
         rows.committed[chosen[sampled]] += 1
         self._append(step, results, sampled)
         if batch.scored:
             self._score(step, results, alive)
-        self._end(step, results, sampled)
+        self.ends.end_sampled(step, results, sampled)
         if parts:
-            self._end_prompts(step, alive)
+            self.ends.end_computed(step, alive)
         if not alive.all():
             self.zombies_total += int(np.count_nonzero(~alive & ~rows.preempted[chosen]))
             for index in np.flatnonzero(~alive & (rows.refs[chosen] == 0)).tolist():
                 if step.sequences[index].row:  # who consumes another one's tokens may have ended a preempted one by now
-                    self._release(step.sequences[index])
+                    self.ends.release(step.sequences[index])
         if self._check:
             self.check()
 
     def _alive(self, step: Step) -> NDArray[np.bool_]:
         """[n] the sequences of the step that have not ended, nor been preempted: the tokens of others are dropped."""
         return self.rows.active[step.batch.rows]
-
-    def _fail(self, step: Step, results: Results, sampled: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """End those whose token means nothing; [n] the others."""
-        errors = {index: error for index, error in results.errors.items() if sampled[index]}
-        if results.faulty is not None:
-            for index in np.flatnonzero(sampled & results.faulty).tolist():
-                errors[index] = ModelError("the model's logits are not finite: NaN or infinite")
-        if results.barred is not None:
-            for index in np.flatnonzero(sampled & results.barred).tolist():
-                errors.setdefault(index, _nothing_left(step.sequences[index]))
-        if errors:
-            sampled = sampled.copy()
-            for index, error in errors.items():
-                sampled[index] = False
-                self.finish(step.sequences[index], None, error=error)
-        return sampled
 
     def _append(self, step: Step, results: Results, sampled: NDArray[np.bool_]) -> None:
         """Hand out the tokens. This loop runs for every token that the engine makes: keep it small."""
@@ -544,51 +394,6 @@ class Scheduler:
                     scores.top_logprobs[:, : scored.top] if scored.top else None,
                 )
 
-    def _end(self, step: Step, results: Results, sampled: NDArray[np.bool_]) -> None:
-        """Find the ends, for the whole step at once but for the rows that have stop strings or rules."""
-        rows, chosen = self.rows, step.batch.rows
-        enough = sampled & (rows.committed[chosen] > rows.min_tokens[chosen])
-        stopped = enough & (rows.stop_ids[chosen] == results.tokens[:, None]).any(axis=1)
-        length = sampled & (rows.committed[chosen] >= rows.limit[chosen])
-        over: list[Sequence] = []
-        if rows.lates and (late := step.batch.late & sampled).any():
-            over = self._accept(step, results, late)
-        for index in np.flatnonzero(stopped).tolist():
-            if not step.sequences[index].finalized:
-                self.finish(step.sequences[index], "stop", stop_reason=int(results.tokens[index]))
-        for index in np.flatnonzero(sampled & ~stopped & rows.watched[chosen]).tolist():
-            sequence = step.sequences[index]
-            if sequence.watch is not None:  # a rule may have ended it with an error
-                found = sequence.watch(int(results.tokens[index]))
-                if found is not None:
-                    self.finish(sequence, "stop", stop_reason=found)
-        for sequence in over:
-            if not sequence.finalized:
-                self.finish(sequence, "stop")
-        for index in np.flatnonzero(length & ~stopped).tolist():
-            if not step.sequences[index].finalized:
-                self.finish(step.sequences[index], "length")
-
-    def _accept(self, step: Step, results: Results, late: NDArray[np.bool_]) -> list[Sequence]:
-        """Tell the maskers of their tokens; the sequences that may have no further one."""
-        over: list[Sequence] = []
-        for index in np.flatnonzero(late).tolist():
-            sequence = step.sequences[index]
-            if sequence.masker is not None:
-                try:
-                    if sequence.masker.accept(int(results.tokens[index])):
-                        over.append(sequence)
-                except Exception as error:
-                    self.finish(sequence, None, error=error)
-        return over
-
-    def _end_prompts(self, step: Step, alive: NDArray[np.bool_]) -> None:
-        """End those that were to be computed only, and have been."""
-        batch, rows = step.batch, self.rows
-        for index in np.flatnonzero(alive & batch.partial & (rows.limit[batch.rows] == 0)).tolist():
-            if batch.starts[index] + batch.lengths[index] == len(rows.known[batch.rows[index]]):
-                self.finish(step.sequences[index], "length")
-
     # Invariants
 
     def check(self) -> None:
@@ -601,7 +406,7 @@ class Scheduler:
         assert len(waiting) == len(self.waiting)
         assert [one.order for one in self.waiting] == sorted(one.order for one in waiting), "in order"
         assert not any(one.finalized for one in waiting)
-        assert self._leaders.keys() <= waiting
+        self._leaders.check(waiting)
         for row, sequence in enumerate(rows.sequences):
             if sequence is None:
                 assert not rows.active[row] and not rows.refs[row] and not rows.preempted[row], row
@@ -611,7 +416,7 @@ class Scheduler:
             assert rows.active[row] == (not sequence.finalized and not rows.preempted[row]), row
             assert rows.active[row] or rows.refs[row] > 0, "a sequence that has ended is held by steps in flight only"
             begun = rows.active[row] and rows.context[row] < len(rows.known[row])
-            assert (sequence in self._prefilling) == begun == (rows.active[row] and not rows.decoding[row]), row
+            assert (sequence in rows.prefilling) == begun == (rows.active[row] and not rows.decoding[row]), row
         assert rows.lates == np.count_nonzero(rows.late)
         self._checks += 1
         if self.pool.used < 1000 or not self._checks % 50:  # it looks at each page
@@ -621,19 +426,6 @@ class Scheduler:
         """Assert that nothing is held when nobody is there."""
         assert self.idle
         assert not self.rows.refs.any() and not self.rows.active.any(), "all rows are back"
-        assert not self._prefilling and not self._leaders
+        assert not self.rows.prefilling
+        self._leaders.check_idle()
         self.holdings.check_idle()
-
-
-def _nothing_left(sequence: Sequence) -> ConstraintFailed:
-    """Names one of what it asks for: whose doing it is, most likely."""
-    sampling = sequence.sampling
-    if sequence.processor is not None:
-        field = "processor"
-    elif len(sequence.output) < sampling.min_tokens:
-        field = "min_tokens"
-    elif sampling.penalized:
-        field = "repetition_penalty"
-    else:
-        field = "allowed_token_ids" if sampling.allowed is not None else "logit_bias"
-    return ConstraintFailed(field, "no token is left that this, and what else the request asks for, allow")

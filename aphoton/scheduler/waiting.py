@@ -17,6 +17,8 @@ class Waiting:
     """Lower priorities first; inside one, the order of arrival, which a preempted sequence keeps.
 
     Arriving, leaving from the head and leaving from the middle cost the same however many wait.
+
+    :ivar refused: the arrival of who found too little room last, and that room, in pages; until anybody leaves.
     """
 
     def __init__(self) -> None:
@@ -24,6 +26,7 @@ class Waiting:
         self._returned: list[Sequence] = []  # preempted, which are few, in the order of this class
         self._priorities: list[int] = []  # of ``_fresh``, lowest first
         self._count = 0
+        self.refused: tuple[int, int] | None = None
 
     def __len__(self) -> int:
         return self._count
@@ -61,3 +64,4 @@ class Waiting:
             assert self._returned[index] is sequence, "it waits"
             del self._returned[index]
         self._count -= 1
+        self.refused = None

@@ -14,9 +14,9 @@ from cli.running import Run
 from engine.waiting import idle
 
 from aphoton import Engine, SamplingParams, SimModel
-from aphoton.cli.bench import Plan
 from aphoton.cli.load import Load, Times
 from aphoton.cli.mix import Ask, Way, mixed
+from aphoton.cli.plan import Plan
 from aphoton.cli.soak import Soak
 from aphoton.cli.workload import Workload
 from aphoton.device.sim import SimDevice

@@ -1,22 +1,14 @@
 """Engines on the small random model."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
-import torch
+from onethread import one_thread as one_thread
 
 from aphoton import Engine
-from aphoton.scheduler import Scheduler, Sequence
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Threads that spin while they wait for each other take far longer than one alone, when the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+from aphoton.scheduler import Sequence
+from aphoton.scheduler.ends import Ends
 
 
 @pytest.fixture
@@ -29,11 +21,11 @@ async def tiny() -> AsyncIterator[Engine]:
 def ends(monkeypatch: pytest.MonkeyPatch) -> dict[Sequence, int]:
     """How often each sequence has ended."""
     counts: dict[Sequence, int] = {}
-    finish = Scheduler.finish
+    finish = Ends.finish
 
-    def counted(self: Scheduler, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
+    def counted(self: Ends, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
         counts[sequence] = counts.get(sequence, 0) + 1
         finish(self, sequence, *args, **kwargs)
 
-    monkeypatch.setattr(Scheduler, "finish", counted)
+    monkeypatch.setattr(Ends, "finish", counted)
     return counts

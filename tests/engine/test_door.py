@@ -54,7 +54,7 @@ async def test_in_the_order_of_arrival_whoever_gives_up(seed: int, max_waiting: 
             await turns(1)
             assert leaver.finalized or leaver not in entered, "what was given up does not run on"
         elif act == "abort" and entered:
-            below.abort(rng.choice(entered))
+            below.ends.abort(rng.choice(entered))
         elif act == "tick":
             tick(below)
         # Without a turn between, what happens next meets those who have been let in and have not been told.
@@ -115,5 +115,5 @@ async def test_a_full_queue_is_told_where_nobody_is_to_wait() -> None:
     tick(below)
     with pytest.raises(EngineOverloaded):
         await door.enter(sequence(5))
-    below.abort(next(iter(below.waiting)))
+    below.ends.abort(next(iter(below.waiting)))
     await door.enter(sequence(5))

@@ -2,8 +2,6 @@
 
 import asyncio
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,21 +10,13 @@ import torch
 import transformers
 from engine.prompts import PROMPTS, TOKENS
 from engine.waiting import idle
+from onethread import one_torch_thread
 
 from aphoton import Completion, Engine
 from aphoton.kernels import native_available
 from aphoton.models import open_checkpoint
 
 pytestmark = [pytest.mark.real_model, pytest.mark.timeout(400)]
-
-
-@contextmanager
-def one_torch_thread() -> Iterator[None]:
-    """Torch's threads wait for each other after every operator, and for very long when the machine is busy."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(autouse=True, scope="module")

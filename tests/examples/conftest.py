@@ -3,30 +3,20 @@
 import asyncio
 import importlib.util
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 import uvicorn
 from engine.waiting import until
-from talker import make_talker
+from onethread import one_thread as one_thread
 
 from aphoton import Engine
 
 Example = Callable[[str], Any]
 Hosting = Callable[[Any], AbstractAsyncContextManager[str]]
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small gain nothing from threads, and on a busy machine lose much."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.fixture(scope="session")
@@ -42,12 +32,6 @@ def example() -> Example:
         return module
 
     return load
-
-
-@pytest.fixture(scope="session")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with a chat template: random weights, and no end token."""
-    return make_talker(tmp_path_factory.mktemp("talker"))
 
 
 @pytest.fixture

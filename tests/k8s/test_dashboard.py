@@ -2,11 +2,9 @@
 
 import json
 import re
-from typing import Any
 
-import pytest
-import torch
 from k8s.kustomizing import FOLDER
+from onethread import one_torch_thread
 from prometheus_client.parser import text_string_to_metric_families
 from serving import serving
 
@@ -16,26 +14,18 @@ DASHBOARD = FOLDER / "grafana" / "aphoton.json"
 NAME = re.compile(r"\baphoton_\w+")
 
 
-@pytest.fixture
-def one_thread() -> Any:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def expressions() -> list[str]:
     dashboard = json.loads(DASHBOARD.read_text())
     found = [target["expr"] for panel in dashboard["panels"] for target in panel["targets"]]
     return found + [one["query"] for one in dashboard["templating"]["list"] if one["type"] == "query"]
 
 
-@pytest.mark.usefixtures("one_thread")
 async def test_every_metric_is_one_that_the_service_shows() -> None:
     backend = LocalBackend({"tiny": "random:tiny"}, device="cpu", dtype="float32", max_rows=2, max_model_len=64)
-    async with serving(backend) as served:
-        await served.ai.completions.create(model="tiny", prompt="Once", max_tokens=4)
-        text = (await served.web.get("/metrics")).text
+    with one_torch_thread():
+        async with serving(backend) as served:
+            await served.ai.completions.create(model="tiny", prompt="Once", max_tokens=4)
+            text = (await served.web.get("/metrics")).text
     labels = {
         sample.name: set(sample.labels) for family in text_string_to_metric_families(text) for sample in family.samples
     }

@@ -1,12 +1,13 @@
 """Models of transformers to compare with, and rows that are fed to a decoder through pages."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import transformers
+from onethread import one_thread as one_thread
 
 from aphoton.attention import KVCache
 from aphoton.models import Decoder, StepInput
@@ -24,15 +25,6 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Matrices this small gain nothing from threads, and on a busy machine lose much."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Rows:

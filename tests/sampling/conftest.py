@@ -1,14 +1,3 @@
-"""One thread for torch: the tensors are small, and threads that wait for each other take long on a busy machine."""
+"""Settings for all tests of sampling."""
 
-from collections.abc import Iterator
-
-import pytest
-import torch
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+from onethread import one_thread as one_thread

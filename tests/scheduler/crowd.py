@@ -227,7 +227,7 @@ async def run_crowd(crowd: Crowd) -> Told:
         pipeline.wake()
         if want.leave is not None:
             await turns(want.leave)
-            scheduler.abort(sequence)
+            scheduler.ends.abort(sequence)
 
     async with asyncio.timeout(20), asyncio.TaskGroup() as group:  # real time: only what hangs gets there
         running = group.create_task(pipeline.run())

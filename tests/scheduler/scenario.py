@@ -15,6 +15,7 @@ from aphoton import Engine, EngineDead, Piece, SimCosts, SimModel
 from aphoton.device.base import Results
 from aphoton.device.sim import scripted_token
 from aphoton.scheduler import Scheduler, Sequence
+from aphoton.scheduler.ends import Ends
 from aphoton.scheduler.step import Step
 
 VOCAB = 24
@@ -180,14 +181,14 @@ async def run(schedule: Schedule) -> list[Outcome]:
             raise OSError(f"injected in {call}")
 
     ends: dict[Sequence, int] = {}
-    finish, commit = Scheduler.finish, Scheduler.commit
+    finish, commit = Ends.finish, Scheduler.commit
 
     def probed(self: Scheduler, step: Step, results: Results) -> None:
         probe("commit, before")
         commit(self, step, results)
         probe("commit, after")
 
-    def counted(self: Scheduler, sequence: Sequence, *args: object, **kwargs: object) -> None:
+    def counted(self: Ends, sequence: Sequence, *args: object, **kwargs: object) -> None:
         ends[sequence] = ends.get(sequence, 0) + 1
         finish(self, sequence, *args, **kwargs)  # type: ignore[arg-type]
 
@@ -211,7 +212,7 @@ async def run(schedule: Schedule) -> list[Outcome]:
         max_waiting=schedule.max_waiting,
     )
     outcomes = [Outcome() for _ in schedule.asks]
-    Scheduler.finish, Scheduler.commit = counted, probed  # type: ignore[method-assign]
+    Ends.finish, Scheduler.commit = counted, probed  # type: ignore[method-assign]
     try:
         await engine.start()
         consumers = [
@@ -229,7 +230,7 @@ async def run(schedule: Schedule) -> list[Outcome]:
             await _idle(engine)
         await engine.aclose()
     finally:
-        Scheduler.finish, Scheduler.commit = finish, commit  # type: ignore[method-assign]
+        Ends.finish, Scheduler.commit = finish, commit  # type: ignore[method-assign]
     assert all(count == 1 for count in ends.values()), "exactly one end each"
     for ask, outcome in zip(schedule.asks, outcomes, strict=True):
         _judge(ask, outcome, faulty=schedule.fault is not None)

@@ -96,7 +96,7 @@ def preempted_row_freed_at_once(patch: pytest.MonkeyPatch) -> None:
         preempt(self, sequence)
         if sequence.row:
             self.rows.refs[row] = 0
-            self._release(sequence)
+            self.ends.release(sequence)
 
     patch.setattr(Scheduler, "_preempt", broken)
 

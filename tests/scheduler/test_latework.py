@@ -69,21 +69,21 @@ async def test_whoever_ends_while_masks_are_made_is_left_out() -> None:
     asks: list[Sequence] = []
     asks += [
         of.add([1], masker=OneToken(1)),
-        of.add([2], masker=OneToken(2, meanwhile=lambda: of.scheduler.abort(asks[1]))),
-        of.add([3], masker=OneToken(3, meanwhile=lambda: of.scheduler.abort(asks[0]))),
+        of.add([2], masker=OneToken(2, meanwhile=lambda: of.scheduler.ends.abort(asks[1]))),
+        of.add([3], masker=OneToken(3, meanwhile=lambda: of.scheduler.ends.abort(asks[0]))),
     ]
     of.launch()
     late = await made(of).make(of.newest)
     assert late is not None and late.masked.tolist() == [2] and [tokens(mask) for mask in late.masks] == [[3]]
     of.commit()
     assert [len(one.output) for one in asks] == [0, 0, 1]
-    of.scheduler.abort(asks[2])
+    of.scheduler.ends.abort(asks[2])
     of.scheduler.check_idle()
 
 
 async def test_everybody_ends_while_masks_are_made() -> None:
     of = Ticking()
-    only = of.add([1], masker=OneToken(1, meanwhile=lambda: of.scheduler.fail_all(lambda: ValueError("closed"))))
+    only = of.add([1], masker=OneToken(1, meanwhile=lambda: of.scheduler.ends.fail_all(lambda: ValueError("closed"))))
     of.launch()
     assert await made(of).make(of.newest) is None
     assert isinstance(only.error, ValueError)
@@ -109,7 +109,7 @@ async def test_one_that_can_make_no_mask_ends_alone_with_its_error(quick: bool) 
 
 async def test_an_error_that_comes_too_late_is_nobodys() -> None:
     of = Ticking()
-    only = of.add([1], masker=Broken(1, meanwhile=lambda: of.scheduler.abort(only)))
+    only = of.add([1], masker=Broken(1, meanwhile=lambda: of.scheduler.ends.abort(only)))
     of.launch()
     assert await made(of).make(of.newest) is None
     assert only.finish_reason == "abort" and only.error is None

@@ -11,6 +11,7 @@ from scheduler.scenario import Ask, Schedule, faulty_schedules, random_schedule,
 
 from aphoton import Engine, EngineDead, SimCosts, SimModel
 from aphoton.scheduler import Pipeline, Scheduler, Sequence
+from aphoton.scheduler.ends import Ends
 from aphoton.scheduler.slot import Slot
 
 MANY = settings(max_examples=300, deadline=None, suppress_health_check=list(HealthCheck))
@@ -62,29 +63,29 @@ def test_depths_give_the_same_tokens(schedule: Schedule) -> None:
 
 
 def pages_freed_at_finalize(patch: pytest.MonkeyPatch) -> None:
-    finish = Scheduler.finish
+    finish = Ends.finish
 
-    def broken(self: Scheduler, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
+    def broken(self: Ends, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
         if sequence.row:
-            self.pool.release(self.tables.clear(sequence.row))
+            self._holdings.pool.release(self._holdings.tables.clear(sequence.row))
         finish(self, sequence, *args, **kwargs)
 
-    patch.setattr(Scheduler, "finish", broken)
+    patch.setattr(Ends, "finish", broken)
 
 
 def row_freed_at_finalize(patch: pytest.MonkeyPatch) -> None:
-    release = Scheduler._release
-    finish = Scheduler.finish
+    release = Ends.release
+    finish = Ends.finish
 
-    def broken(self: Scheduler, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
+    def broken(self: Ends, sequence: Sequence, *args: Any, **kwargs: Any) -> None:
         row = sequence.row
         finish(self, sequence, *args, **kwargs)
         if row and sequence.row:
-            self.rows.refs[row] = 0
+            self._rows.refs[row] = 0
             release(self, sequence)
 
-    patch.setattr(Scheduler, "finish", broken)
-    patch.setattr(Scheduler, "_release", lambda self, sequence: release(self, sequence) if sequence.row else None)
+    patch.setattr(Ends, "finish", broken)
+    patch.setattr(Ends, "release", lambda self, sequence: release(self, sequence) if sequence.row else None)
 
 
 def slot_reused_before_its_read(patch: pytest.MonkeyPatch) -> None:

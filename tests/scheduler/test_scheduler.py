@@ -308,7 +308,7 @@ def test_who_follows_one_that_goes_away_goes_on_alone() -> None:
     of.tick()
     of.tick()
     assert not follower.row
-    of.scheduler.abort(leader)
+    of.scheduler.ends.abort(leader)
     assert of.tick() == {follower: 8}
     assert follower.cached == 16, "what had been computed by then is there"
     of.to_the_end()
@@ -451,7 +451,7 @@ def test_thousands_that_wait_are_not_looked_at() -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(of.scheduler.waiting), "__iter__", counted)
         for one in asks[::-2]:
-            of.scheduler.abort(one)
+            of.scheduler.ends.abort(one)
         for _ in range(50):
             assert first in of.tick()
     assert looked <= 100

@@ -1,30 +1,14 @@
 """Services over small models."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import torch
+from onethread import one_thread as one_thread
 from sayer import let_sims_chat, saying
 from serving import Served, serving
-from talker import make_talker
 
 from aphoton_serve.local import LocalBackend
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    """Models this small gain nothing from threads, and on a busy machine lose much."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
-@pytest.fixture(scope="session")
-def talker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model folder with a chat template: random weights, and no end token."""
-    return make_talker(tmp_path_factory.mktemp("talker"))
 
 
 @pytest.fixture

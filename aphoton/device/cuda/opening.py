@@ -12,6 +12,7 @@ from aphoton.device.base import Device
 from aphoton.device.cuda.streams import ALLOCATOR
 from aphoton.device.source import Source
 from aphoton.errors import InvalidRequest
+from aphoton.kernels.limits import MOST_GROUP
 from aphoton.kernels.prebuilt import use_prebuilt
 from aphoton.memory import trim_memory
 from aphoton.models import Decoder, Progress
@@ -31,8 +32,6 @@ SAMPLER = 9
 """Bytes by row and token of the vocabulary that the sampler keeps: counts, float32 logits, two bits of masks."""
 PAGES = 36
 """Bytes by row and page of a row: its entry in the table, and four numbers that either slot may send."""
-MOST_GROUP = 64
-"""Query heads that may share a KV head."""
 SHARE = 0.9
 """Of the memory that is free once the weights are there: what the KV cache may take of it. The rest is the graphs'."""
 

@@ -12,7 +12,9 @@ from aphoton.device.base import Batch, Late, Limits
 from aphoton.device.cuda.slot import SlotBuffers
 from aphoton.device.cuda.staging import ALIGNED, Staging
 from aphoton.kernels.triton.argmax import argmax, argmax_scratch
-from aphoton.kernels.triton.sample import SamplerState, adjust, sample, sample_ruled
+from aphoton.kernels.triton.rules import adjust
+from aphoton.kernels.triton.sample import sample, sample_ruled
+from aphoton.kernels.triton.sampler_state import SamplerState
 from aphoton.sampling import LogitsProcessor, RowSampling
 from aphoton.sampling.params import MAX_LOGPROBS, MAX_STOPS
 from aphoton.sampling.processor import processor_error

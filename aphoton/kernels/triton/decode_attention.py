@@ -7,13 +7,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from aphoton.kernels.limits import MOST_GROUP
 from aphoton.kernels.triton.rotation import load_rotated
 
 __all__ = ["DecodeAttention"]
 
 MOST_SPLITS = 64
-MOST_GROUP = 64
-"""Query heads that may share a KV head."""
 PROCESSORS = 132
 """Of an H200; assumed where there is no GPU."""
 SHARED_MEMORY = 232448

@@ -1,134 +1,17 @@
-"""`sample`, `sample_ruled` and `SamplerState`: the whole sampler, with the rows' state on the device."""
+"""`sample` and `sample_ruled`: a token for each row, from its logits and its state."""
 
-from collections.abc import Iterator, Sequence
-
-import numpy as np
-import torch
 import triton
 import triton.language as tl
-from numpy.typing import NDArray
 from torch import Tensor
 
-from aphoton.kernels.triton import argmax
-from aphoton.sampling.row import MAX_BIAS, RowSampling
+from aphoton.kernels.triton.sampler_state import STATE_WORDS, SamplerState
 
-__all__ = ["SamplerState", "adjust", "sample", "sample_ruled"]
+__all__ = ["sample", "sample_ruled"]
 
 BLOCK = 4096
 """Logits that are looked at together."""
-WORDS = 13
-"""Of a row's state, before its banned tokens."""
-PENALIZED, ALLOWED = 1, 2
-"""Flags of a row's state. The kernels have the numbers."""
-STATE_WORDS = tl.constexpr(WORDS)
-LARGEST = 2**31 - 1
 FARTHEST = tl.constexpr(0x42D00000)
 """The bits of 104.0: e to the minus that is 0 in float32, so that nothing farther below the largest logit counts."""
-
-
-class SamplerState:
-    """What rows ask of the sampler, by engine row, on the device. Row 0 is padding, and greedy.
-
-    Memory is taken at once, mostly 8 bytes for each row and token of the vocabulary.
-
-    :ivar data: [max_rows + 1, 13 + max_banned] int32: seed (low word, high word), temperature, top_k, top_p, min_p,
-        min_tokens, number of banned tokens, number of bias entries, repetition, presence and frequency penalty, flags,
-        and the banned tokens, padded with -1. Those that are not integers are the bits of float32.
-    :ivar rules: [max_rows + 1, 2 * MAX_BIAS + 2 * mask_words] int32, which mean something where ``data`` says so: ids
-        of the bias, ascending; its values, bits of float32; the mask of the allowed tokens; that of the prompt's.
-    :ivar seen: [max_rows + 1, V] int32, of penalized rows: how often each token has been sampled.
-    :ivar adjusted: [max_rows, V] float32, logits after the rules, of the step that is being sampled.
-    :ivar best: [max_rows, blocks, 2] int32, of the same step: see `argmax_scratch`.
-    :ivar mask_words: ceil(V / 32): bit t % 32 of word t // 32 is token t's.
-    :ivar none: [max_rows] int32, -1: no row has a mask.
-    """
-
-    def __init__(self, max_rows: int, max_banned: int, vocab: int, device: torch.device | str) -> None:
-        def ints(*shape: int) -> Tensor:
-            return torch.zeros(shape, dtype=torch.int32, device=device)
-
-        self.max_banned = max_banned
-        self.vocab = vocab
-        self.mask_words = -(-vocab // 32)
-        self.data: Tensor = ints(max_rows + 1, WORDS + max_banned)
-        self.rules: Tensor = ints(max_rows + 1, 2 * MAX_BIAS + 2 * self.mask_words)
-        self.seen: Tensor = ints(max_rows + 1, vocab)
-        self.adjusted: Tensor = torch.zeros(max_rows, vocab, dtype=torch.float32, device=device)
-        self.best: Tensor = argmax.argmax_scratch(max_rows, vocab, device)
-        self.none: Tensor = ints(max_rows) - 1
-
-    def records(self, admitted: Sequence[RowSampling]) -> NDArray[np.int32]:
-        """[k, 13 + max_banned] the rows' parts of ``data``, on the host.
-
-        :raises ValueError: when a row bans or biases more tokens than there is room for.
-        """
-        records = np.full((len(admitted), WORDS + self.max_banned), -1, np.int32)
-        records[:, :2] = np.array([s.seed for s in admitted], "<u8").view("<i4").reshape(-1, 2)
-        floats = np.array([(s.temperature, s.top_p, s.min_p) for s in admitted], np.float32)
-        records[:, [2, 4, 5]] = floats.view(np.int32)
-        integers = [
-            (min(s.top_k, LARGEST), min(s.min_tokens, LARGEST), len(s.banned), len(s.bias), _flags(s)) for s in admitted
-        ]
-        records[:, [3, 6, 7, 8, 12]] = integers
-        floats = np.array(
-            [(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for s in admitted], np.float32
-        )
-        records[:, 9:12] = floats.view(np.int32)
-        for record, sampling in zip(records, admitted, strict=True):
-            if len(sampling.banned) > self.max_banned:
-                raise ValueError(f"{len(sampling.banned)} banned tokens are more than {self.max_banned}")
-            if len(sampling.bias) > MAX_BIAS:
-                raise ValueError(f"{len(sampling.bias)} bias entries are more than {MAX_BIAS}")
-            record[WORDS : WORDS + len(sampling.banned)] = sampling.banned
-        return records
-
-    def admit(self, admitted: Sequence[RowSampling]) -> None:
-        """Takes the state of rows that begin, on the current stream."""
-        rows = torch.tensor([sampling.row for sampling in admitted], device=self.data.device)
-        self.data[rows] = torch.from_numpy(self.records(admitted)).to(self.data.device)
-        self.admit_rules(admitted)
-
-    def admit_rules(self, admitted: Sequence[RowSampling]) -> None:
-        """The part of `admit` beside ``data``: of rows that are ruled, as much is copied as they ask for."""
-        ruled = [(place, values) for s in admitted if s.ruled for place, values in self._rules_of(s)]
-        if not ruled:
-            return
-        ends = np.cumsum([values.size for _, values in ruled]).tolist()
-        # Torch keeps its memory until the device has read it.
-        pinned = torch.empty(ends[-1], dtype=torch.int32, pin_memory=self.data.is_cuda)
-        host = pinned.numpy()
-        for (place, values), end in zip(ruled, ends, strict=True):
-            host[end - values.size : end] = values
-            place.copy_(pinned[end - values.size : end], non_blocking=True)
-
-    def _rules_of(self, sampling: RowSampling) -> Iterator[tuple[Tensor, NDArray[np.int32]]]:
-        """Places on the device, and what is to be there."""
-        row, words = sampling.row, self.mask_words
-        if sampling.bias:
-            ids, values = zip(*sorted(sampling.bias), strict=True)
-            yield self.rules[row, : len(ids)], np.array(ids, np.int32)
-            yield self.rules[row, MAX_BIAS : MAX_BIAS + len(ids)], np.array(values, np.float32).view(np.int32)
-        masks = self.rules[row, 2 * MAX_BIAS :].view(2, words)
-        if sampling.allowed is not None:
-            yield masks[0], self._mask(np.array(sampling.allowed, np.int64))
-        if sampling.penalized:
-            yield masks[1], self._mask(sampling.prompt)
-            # What the row before has left is overwritten, not added to. Its last step, whose tokens nobody wanted any
-            # more, may have counted them, but that has been enqueued before this.
-            if sampling.output:
-                counts = np.bincount(np.array(sampling.output, np.int64), minlength=self.vocab)
-                yield self.seen[row], counts.astype(np.int32)
-            else:
-                self.seen[row].zero_()
-
-    def _mask(self, ids: NDArray[np.integer]) -> NDArray[np.int32]:
-        bits = np.zeros(32 * self.mask_words, np.bool_)
-        bits[ids] = True
-        return np.packbits(bits, bitorder="little").view("<i4")
-
-
-def _flags(sampling: RowSampling) -> int:
-    return PENALIZED * sampling.penalized | ALLOWED * (sampling.allowed is not None)
 
 
 def sample(
@@ -168,59 +51,6 @@ def sample(
         PARTS=0,
         PARTS_PADDED=1,
         num_warps=min(max(block // 256, 1), 16),
-    )
-
-
-def adjust(
-    logits: Tensor,
-    places: Tensor,
-    rows: Tensor,
-    counts: Tensor,
-    masked: Tensor | None,
-    masks: Tensor | None,
-    state: SamplerState,
-    *,
-    many: int,
-    soft: bool = True,
-    hard: bool = True,
-) -> None:
-    """What rules leave of some rows' logits, in ``state.adjusted``, for `sample_ruled`.
-
-    Either in one call, or in two if processors are to change ``state.adjusted`` in between.
-
-    :param logits: [B, V]; they are not changed.
-    :param places: [m or more] int32 batch entries.
-    :param rows, counts: [m or more] int32 of these entries; see `sample`.
-    :param masked: [m or more] int32, which of the masks an entry has; -1: none. None: no entry has one.
-    :param masks: [k, mask_words] int32, which tokens may come, in place of those that the row allows.
-    :param many: m
-    :param soft: bias and penalties, which read ``logits``.
-    :param hard: masks and bans, and ``state.best``.
-    """
-    vocab = logits.shape[1]
-    blocks = triton.cdiv(vocab, argmax.BLOCK)
-    _adjust[(many, blocks)](
-        logits,
-        places,
-        rows,
-        counts,
-        state.none if masked is None else masked,
-        state.rules if masks is None else masks,
-        state.data,
-        state.rules,
-        state.seen,
-        state.adjusted,
-        state.best,
-        STATE=state.data.shape[1],
-        RULES=state.rules.shape[1],
-        MASK=state.mask_words,
-        BIAS=MAX_BIAS,
-        VOCAB=vocab,
-        BLOCK=argmax.BLOCK,
-        BLOCKS=blocks,
-        SOFT=soft,
-        HARD=hard,
-        num_warps=4,
     )
 
 
@@ -269,90 +99,6 @@ def sample_ruled(
 
 
 @triton.jit
-def _adjust(
-    logits,
-    places,
-    rows,
-    counts,
-    masked,
-    masks,
-    state,
-    rules,
-    seen,
-    adjusted,
-    best,
-    STATE: tl.constexpr,
-    RULES: tl.constexpr,
-    MASK: tl.constexpr,
-    BIAS: tl.constexpr,
-    VOCAB: tl.constexpr,
-    BLOCK: tl.constexpr,
-    BLOCKS: tl.constexpr,
-    SOFT: tl.constexpr,
-    HARD: tl.constexpr,
-):
-    i, block = tl.program_id(0), tl.program_id(1)
-    row = tl.load(rows + i).to(tl.int64)
-    state += row * STATE
-    rules += row * RULES
-    adjusted += i.to(tl.int64) * VOCAB
-    flags = tl.load(state + 12)
-    column = block * BLOCK + tl.arange(0, BLOCK)
-    inside = column < VOCAB
-    if SOFT:
-        logits += tl.load(places + i).to(tl.int64) * VOCAB
-        value = tl.load(logits + column, mask=inside, other=float("-inf")).to(tl.float32)
-        biased = tl.load(state + 8)
-        if biased > 0:
-            # The entries of this block: they are in the order of their ids.
-            entry = tl.arange(0, BIAS)
-            token = tl.load(rules + entry, mask=entry < biased, other=0x7FFFFFFF)
-            begin = tl.sum((token < block * BLOCK).to(tl.int32), 0)
-            end = tl.sum((token < (block + 1) * BLOCK).to(tl.int32), 0)
-            for at in range(begin, end):
-                bias = tl.load(rules + BIAS + at).to(tl.float32, bitcast=True)
-                value = tl.where(column == tl.load(rules + at), value + bias, value)
-        if (flags & 1) != 0:
-            many = tl.load(seen + row * VOCAB + column, mask=inside, other=0)
-            word = tl.load(rules + 2 * BIAS + MASK + column // 32, mask=inside, other=0)
-            repetition = tl.load(state + 9).to(tl.float32, bitcast=True)
-            presence = tl.load(state + 10).to(tl.float32, bitcast=True)
-            frequency = tl.load(state + 11).to(tl.float32, bitcast=True)
-            repeated = (many > 0) | (((word >> (column % 32)) & 1) != 0)
-            less = tl.where(value > 0.0, tl.div_rn(value, tl.zeros_like(value) + repetition), value * repetition)
-            value = tl.where(repeated, less, value)  # of no penalty, 1, the same
-            value -= tl.where(many > 0, many.to(tl.float32) * frequency + presence, 0.0)
-    else:
-        value = tl.load(adjusted + column, mask=inside, other=float("-inf"))
-    if HARD:
-        mask = tl.load(masked + i)
-        word = tl.full([BLOCK], -1, tl.int32)
-        if mask >= 0:
-            word = tl.load(masks + mask.to(tl.int64) * MASK + column // 32, mask=inside, other=0)
-        else:
-            if (flags & 2) != 0:
-                word = tl.load(rules + 2 * BIAS + column // 32, mask=inside, other=0)
-        value = tl.where(((word >> (column % 32)) & 1) != 0, value, float("-inf"))
-        bans = tl.where(tl.load(counts + i) < tl.load(state + 6), tl.load(state + 7), 0)
-        for at in range(bans):
-            value = tl.where(column == tl.load(state + STATE_WORDS + at), float("-inf"), value)
-        # As `argmax` leaves it: NaN where there is one.
-        wrong = value != value
-        finite = tl.where(wrong, float("-inf"), value)
-        largest = tl.max(finite, 0)
-        place = tl.min(tl.where(finite == largest, column, VOCAB), 0)
-        largest = tl.where(tl.max(wrong.to(tl.int32), 0) > 0, float("nan"), largest)
-        part = best + (i * BLOCKS + block) * 2
-        tl.store(part, largest.to(tl.int32, bitcast=True))
-        tl.store(part + 1, place)
-        # Greedy rows need no more than that.
-        if tl.load(state + 2).to(tl.float32, bitcast=True) > 0.0:
-            tl.store(adjusted + column, value, mask=inside)
-    else:
-        tl.store(adjusted + column, value, mask=inside)
-
-
-@triton.jit
 def _sample(
     logits,
     rows,
@@ -381,7 +127,7 @@ def _sample(
     banned = state + STATE_WORDS
     offset = tl.arange(0, BLOCK)
     if PARTS > 0:
-        # `_adjust` has looked at the blocks of these logits, and left nothing of what is banned.
+        # `adjust` has looked at the blocks of these logits, and left nothing of what is banned.
         bans = 0
         part = tl.arange(0, PARTS_PADDED)
         inside = part < PARTS

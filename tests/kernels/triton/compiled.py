@@ -86,7 +86,7 @@ def main() -> None:
     compiled("sample", "_sample", ruled, STATE=16, PADDED=32, PARTS=63, PARTS_PADDED=64, warps=16, **logits)
     for soft, hard in ((True, True), (True, False), (False, True)):
         compiled(
-            "sample",
+            "rules",
             "_adjust",
             f"{BF16} {INT32} {INT32} {INT32} {INT32} {INT32} {INT32} {INT32} {INT32} {FP32} {INT32}",
             STATE=16,

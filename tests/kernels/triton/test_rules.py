@@ -13,7 +13,9 @@ from torch import Tensor
 from aphoton.sampling.row import MAX_BIAS, RowSampling
 from aphoton.sampling.sampler import Sampler
 
-sample = pytest.importorskip("aphoton.kernels.triton.sample", reason="triton is not installed")
+rules = pytest.importorskip("aphoton.kernels.triton.rules", reason="triton is not installed")
+sample = pytest.importorskip("aphoton.kernels.triton.sample")
+SamplerState = pytest.importorskip("aphoton.kernels.triton.sampler_state").SamplerState
 
 # Of the interpreter, whose numpy says what infinite logits and small numbers do; it is meant.
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -28,7 +30,7 @@ class Both:
 
     def __init__(self, samplings: Sequence[RowSampling], vocab: int, device: str) -> None:
         self.device, self.vocab = device, vocab
-        self.state = sample.SamplerState(ROWS, 3, vocab, device)
+        self.state = SamplerState(ROWS, 3, vocab, device)
         self.sampler = Sampler(max_rows=ROWS)
         self.rows = np.arange(ROWS, ROWS - len(samplings), -1, dtype=np.int32)
         for row, sampling in zip(self.rows.tolist(), samplings, strict=True):
@@ -66,11 +68,11 @@ class Both:
         masked = [self._tensor(which), self._tensor(words.view(np.int32))] if masks else [None, None]
         last, tokens, finite = (torch.full((size,), -7, dtype=torch.int32, device=self.device) for size in (7, 5, 5))
         finite[places] = logits.float().max(dim=1).values.isfinite().int().to(self.device)  # as `argmax` leaves it
-        sample.adjust(batch, *given, *masked, self.state, many=many, hard=not processors)
+        rules.adjust(batch, *given, *masked, self.state, many=many, hard=not processors)
         for index, processor, output in processors:
             processor(output, self.state.adjusted[index])
         if processors:
-            sample.adjust(batch, *given, *masked, self.state, many=many, soft=False)
+            rules.adjust(batch, *given, *masked, self.state, many=many, soft=False)
         sample.sample_ruled(*given, self.state, last, tokens, finite, many=many)
         others = [place for place in range(5) if place not in places]
         assert (tokens[others] == -7).all() and (finite[others] == -7).all()
@@ -182,7 +184,7 @@ def test_as_many_bias_entries_as_there_may_be(first: int, device: str) -> None:
 def test_too_many_bias_entries(device: str) -> None:
     bias = tuple((token, 1.0) for token in range(MAX_BIAS + 1))
     with pytest.raises(ValueError, match="1025 bias entries are more than 1024"):
-        sample.SamplerState(2, 3, 5003, device).admit([RowSampling(seed=0, row=1, bias=bias)])
+        SamplerState(2, 3, 5003, device).admit([RowSampling(seed=0, row=1, bias=bias)])
 
 
 def test_what_is_not_finite(device: str) -> None:

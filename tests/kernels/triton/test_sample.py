@@ -10,6 +10,7 @@ from aphoton.sampling.sampler import Sampler, uniforms
 
 sample = pytest.importorskip("aphoton.kernels.triton.sample", reason="triton is not installed")
 triton = pytest.importorskip("triton", reason="triton is not installed")
+SamplerState = pytest.importorskip("aphoton.kernels.triton.sampler_state").SamplerState
 tl = triton.language
 
 # Of the interpreter, whose numpy says what infinite logits and small numbers do; it is meant.
@@ -23,7 +24,7 @@ def run(
 ) -> tuple[list[int], list[int], list[int]]:
     """Tokens and finite of the kernel, and the tokens of the CPU's sampler. Rows are given out from the last."""
     batch = len(samplings)
-    state = sample.SamplerState(ROWS, 3, logits.shape[1], device)
+    state = SamplerState(ROWS, 3, logits.shape[1], device)
     sampler = Sampler(max_rows=ROWS)
     rows = np.arange(ROWS, ROWS - batch, -1, dtype=np.int32)
     for row, sampling in zip(rows.tolist(), samplings, strict=True):
@@ -182,7 +183,7 @@ def test_uniforms(device: str) -> None:
     generator = np.random.default_rng(0)
     seeds = np.array([0, 1, 2**63, 2**64 - 1, *generator.integers(0, 2**64, 20, dtype=np.uint64)], np.uint64)
     counts = np.array([0, 2**31 - 1, 1, 0, *generator.integers(0, 2**31, 20)], np.int32)
-    state = sample.SamplerState(len(seeds), 0, 1, device)
+    state = SamplerState(len(seeds), 0, 1, device)
     for row, seed in enumerate(seeds.tolist()):
         state.admit([RowSampling(seed=seed, row=row)])
     out = torch.full((len(seeds),), torch.nan, dtype=torch.float64, device=device)
@@ -192,4 +193,4 @@ def test_uniforms(device: str) -> None:
 
 def test_too_many_bans(device: str) -> None:
     with pytest.raises(ValueError, match="4 banned tokens are more than 3"):
-        sample.SamplerState(2, 3, 9, device).admit([RowSampling(seed=0, row=1, banned=(1, 2, 3, 4))])
+        SamplerState(2, 3, 9, device).admit([RowSampling(seed=0, row=1, banned=(1, 2, 3, 4))])
