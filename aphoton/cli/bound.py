@@ -36,7 +36,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
             array, side, dtype = torch.ones(1 << 30, device=device), 8192, torch.bfloat16
         vector = torch.ones(8192, device=device)
         a, b, c = (torch.ones(side, side, dtype=dtype, device=device).normal_() for _ in range(3))
-        wait = None if device == "cpu" else torch.cuda.synchronize
+        wait = None if device == "cpu" else lambda: torch.cuda.synchronize(device)
         with torch.inference_mode():
             # Whichever reads faster: a sum, or the product of a matrix and a vector.
             reading = min(_best(lambda: array.sum(), wait), _best(lambda: torch.mv(array.view(-1, 8192), vector), wait))

@@ -47,7 +47,7 @@ async def _soak(plan: Plan) -> Report:
         plan.workload,
         plan.soak,
         concurrency=streams,
-        cuda=plan.device == "cuda",
+        device=plan.device,
     )
     return plan.report(machine=machine, soak=soak)
 

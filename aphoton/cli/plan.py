@@ -68,7 +68,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def device(self) -> str:
-        """Where steps run: ``cpu``, ``cuda`` or ``sim``."""
+        """Where steps run: ``cpu``, ``cuda``, ``cuda:1`` and so on, or ``sim``."""
         if self.costs is not None:
             return "sim"
         import torch

@@ -96,16 +96,16 @@ async def measure_soak(
     seconds: float,
     *,
     concurrency: int,
-    cuda: bool,
+    device: str,
 ) -> Soak:
     """Measure what the engine can do with requests of all kinds, then send it nine tenths of that.
 
     :param workload: its lengths are the longest.
-    :param cuda: look at the GPU's memory, too.
+    :param device: where it runs; of a GPU, look at the memory, too.
     :raises InvalidRequest: when the longest request cannot fit.
     :raises MissingExtra: when psutil is not installed.
     """
-    memory = _Memory(cuda=cuda)
+    memory = _Memory(device)
     async with aclosing(await open_engine(model, settings)) as engine:
         limits, depth, page_size = engine.limits, engine.config.pipeline_depth, engine.config.page_size
         longest = workload.prompt_tokens + workload.output_tokens
@@ -157,9 +157,9 @@ async def measure_soak(
 class _Memory:
     """What memory is in use."""
 
-    def __init__(self, *, cuda: bool) -> None:
+    def __init__(self, device: str) -> None:
         self._resident = Resident()
-        self._cuda = cuda
+        self._device = device
 
     def settled(self, at: float) -> Sample:
         """Once what nobody holds is gone."""
@@ -168,12 +168,12 @@ class _Memory:
 
     def sample(self, at: float) -> Sample:
         mib = {"resident": self._resident.read()}
-        if self._cuda:
+        if self._device.startswith("cuda"):
             import torch
 
-            free, total = torch.cuda.mem_get_info()
-            mib["reserved"] = torch.cuda.memory_reserved() / MEBI
-            mib["allocated"] = torch.cuda.memory_allocated() / MEBI
+            free, total = torch.cuda.mem_get_info(self._device)
+            mib["reserved"] = torch.cuda.memory_reserved(self._device) / MEBI
+            mib["allocated"] = torch.cuda.memory_allocated(self._device) / MEBI
             mib["used"] = (total - free) / MEBI
         return Sample(at=at, mib=mib)
 

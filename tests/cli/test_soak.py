@@ -60,9 +60,9 @@ def test_on_the_simulated_device(run: Run, tmp_path: Path) -> None:
 def test_memory_of_a_gpu(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Plan, "device", property(lambda self: "cuda"))
     amounts = itertools.count(100 << 20, 1 << 20)
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: next(amounts))
-    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 50 << 20)
-    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda: (3 << 30, 4 << 30))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: next(amounts))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda device: 50 << 20)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (3 << 30, 4 << 30))
     report, text = read_bench(run, tmp_path, "--device", "sim", *BRIEF)
     assert report.soak is not None
     growth = {name: growth for name, growth in report.soak.growth.items() if name != "resident"}
