@@ -30,7 +30,7 @@ def bench(
         typer.Option(
             help="Streams at once, e.g. 1,8,32.",
             show_default=(
-                "1,8,32; 8 with --heartbeat or --memory; --max-rows with --soak; "
+                "1,8,32; 8 with --heartbeat, --turns or --memory; --max-rows with --soak; "
                 "32 with --shared-prefix or --constrained"
             ),
         ),
@@ -54,6 +54,12 @@ def bench(
     shared_prefix: Annotated[
         int | None,
         typer.Option(min=1, metavar="TOKENS", help="With which all prompts begin; with the prefix cache and without."),
+    ] = None,
+    turns: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Conversations: prompts that go on; with the prefix cache and without. TTFT: later turns'."
+        ),
     ] = None,
     constrained: Annotated[
         str | None,
@@ -109,6 +115,7 @@ def bench(
     asked: dict[str, object] = {
         "sim": sim,
         "shared_prefix": shared_prefix,
+        "turns": turns,
         "constrained": constrained,
         "long_prompts": long_prompts,
         "heartbeat": heartbeat,
@@ -143,6 +150,7 @@ def bench(
             stream=stream,
             seed=seed,
             shared_prefix=shared_prefix or 0,
+            turns=turns or 1,
         ),
         constrained=[0] if constrained is None else integers("constrained", constrained, low=0, high=100),
         soak=soak,

@@ -82,6 +82,7 @@ async def _wakeup(plan: Plan) -> Report:
 
 MODES = {
     "shared_prefix": Mode(run=measure_speed, concurrency="32"),
+    "turns": Mode(run=measure_speed, concurrency="8"),
     "constrained": Mode(run=measure_speed, concurrency="32"),
     "long_prompts": Mode(run=_interruptions, concurrency="16"),
     "heartbeat": Mode(run=measure_speed, concurrency="8"),
@@ -109,7 +110,7 @@ class Refusal(NamedTuple):
 REFUSALS = (
     Refusal(
         ("against", "memory", "wakeup", "soak"),
-        ("shared_prefix", "constrained"),
+        ("shared_prefix", "turns", "constrained"),
         "goes with nothing but speed",
     ),
     Refusal(
@@ -124,16 +125,14 @@ REFUSALS = (
             "rounds",
             "no_stream",
             "shared_prefix",
+            "turns",
             "constrained",
             *ONE,
         ),
         "does not go with --long-prompts, which compares budgets of a step on one engine each",
     ),
-    Refusal(
-        ("shared_prefix",),
-        ("prefix_cache",),
-        "is what --shared-prefix compares",
-    ),
+    Refusal(("shared_prefix",), ("prefix_cache",), "is what --shared-prefix compares"),
+    Refusal(("turns",), ("prefix_cache",), "is what --turns compares"),
     Refusal(
         ("sim",),
         ("against", "heartbeat", "memory", "long_prompts", "dtype", "kernels"),

@@ -60,9 +60,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def caches(self) -> list[tuple[str, dict[str, Any]]]:
         """Settings of the prefix cache to be compared, by what they are called.
 
-        Without shared prompts there is none, unless it is asked for: rounds repeat their prompts.
+        Without prompts that begin alike there is none, unless it is asked for: rounds repeat their prompts.
         """
-        if not self.workload.shared_prefix:
+        if not self.workload.reuses:
             return [("", {"prefix_cache": False})]
         return [("no prefix cache", {"prefix_cache": False}), ("prefix cache", {"prefix_cache": True})]
 

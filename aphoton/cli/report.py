@@ -94,6 +94,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             text += f", {'streamed' if work.stream else 'awaited'}"
             if work.shared_prefix:
                 text += f"; the first {work.shared_prefix} tokens of all prompts of a round are the same"
+            if work.turns > 1:
+                text += f"; conversations of {work.turns} turns, each with all before it for its prompt"
             if self.memory is None and not self.interruptions:
                 text += f"; {self.rounds} round{'s' if self.rounds > 1 else ''}"
         if self.settings:

@@ -112,7 +112,7 @@ async def _entries(plan: Plan) -> AsyncIterator[list[Entry]]:
     page_size = plan.settings.get("page_size", 16)
     room: dict[str, Any] = {"max_rows": widest}
     if "kv_memory" not in plan.settings:
-        room["kv_pages"] = widest * -(-(work.prompt_tokens + work.output_tokens) // page_size)
+        room["kv_pages"] = widest * -(-work.longest // page_size)
     async with AsyncExitStack() as stack:
         entries = []
         for dtype in plan.dtypes:
@@ -156,7 +156,7 @@ def _bounded(run: Figures, plan: Plan, rates: Rates) -> Figures:
     work = StepWork.of(
         _checkpoint(plan.model).config,
         rows=run.concurrency,
-        context=plan.workload.prompt_tokens + plan.workload.output_tokens // 2,
+        context=(plan.workload.longest + plan.workload.prompt_tokens) // 2,
         dtype=run.dtype,
     )
     return msgspec.structs.replace(run, bound=Bound.of(work, rates, run.step_ms))
@@ -165,7 +165,7 @@ def _bounded(run: Figures, plan: Plan, rates: Rates) -> Figures:
 def _equal(theirs: list[int], entries: list[Entry], dtype: str) -> int:
     """Tokens of the first request before ours and theirs differ."""
     entry = next(entry for entry in entries if entry.dtype == dtype)
-    ours = next(iter(entry.rounds.values()))[-1].completions[0].token_ids
+    ours = next(iter(entry.rounds.values()))[-1].completions[0, 0].token_ids
     pairs = enumerate(zip(ours, theirs, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
 

@@ -36,6 +36,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     :ivar requests: of a round, run by as many streams as there is concurrency. None: one for each stream.
     :ivar stream: consume token by token, as a chat does; else await completions.
     :ivar shared_prefix: tokens with which all prompts of a round begin.
+    :ivar turns: each request is a conversation of so many, whose prompts are all that came before and ``prompt_tokens``
+        more. Of several turns, the first has no say in TTFT.
     :ivar constrained: percent of the requests whose output is JSON of a schema, a list that is longer than they are.
     """
 
@@ -45,28 +47,41 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     stream: bool = True
     seed: int = 0
     shared_prefix: int = 0
+    turns: int = 1
     constrained: int = 0
 
     def __post_init__(self) -> None:
         check_int("prompt_tokens", self.prompt_tokens, 1)
         check_int("shared_prefix", self.shared_prefix, 0, self.prompt_tokens - 1)
+        check_int("turns", self.turns, 1)
         check_int("constrained", self.constrained, 0, 100)
         check_int("output_tokens", self.output_tokens, 1)
         if self.requests is not None:
             check_int("requests", self.requests, 1)
         check_int("seed", self.seed, 0)
 
-    def prompt(self, index: int, vocab_size: int) -> list[int]:
-        """The token ids of request ``index``: the same whoever runs it."""
-        own = np.random.default_rng((self.seed, index))
-        ids: list[int] = own.integers(vocab_size, size=self.prompt_tokens - self.shared_prefix).tolist()
-        if self.shared_prefix:
+    @property
+    def longest(self) -> int:
+        """Tokens of a request at its end."""
+        return self.turns * (self.prompt_tokens + self.output_tokens)
+
+    @property
+    def reuses(self) -> bool:
+        """Prompts begin as others do."""
+        return self.shared_prefix > 0 or self.turns > 1
+
+    def prompt(self, index: int, vocab_size: int, turn: int = 0) -> list[int]:
+        """The token ids of request ``index``, or of what a turn of it adds: the same whoever runs it."""
+        own = np.random.default_rng((self.seed, index, turn) if turn else (self.seed, index))
+        count = self.prompt_tokens if turn else self.prompt_tokens - self.shared_prefix
+        ids: list[int] = own.integers(vocab_size, size=count).tolist()
+        if self.shared_prefix and not turn:
             ids = np.random.default_rng(self.seed).integers(vocab_size, size=self.shared_prefix).tolist() + ids
         return ids
 
     def afresh(self, number: int) -> "Workload":
-        """The same with other prompts, if some of them is shared: what a cache knows of the last ones helps nobody."""
-        return msgspec.structs.replace(self, seed=self.seed + 1000 * number) if self.shared_prefix else self
+        """The same with other prompts, if any are used again: what a cache knows of the last ones helps nobody."""
+        return msgspec.structs.replace(self, seed=self.seed + 1000 * number) if self.reuses else self
 
     def params(self, index: int) -> SamplingParams:
         """What request ``index`` asks for. Those that are constrained are spread evenly."""
@@ -101,21 +116,28 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
     async def _client(self, engine: Engine, prompts: Iterator[tuple[int, list[int]]], round_: "Round") -> None:
         for index, prompt in prompts:
             params = self.params(index)
-            if self.stream:
-                done = await _consume(engine, prompt, params, round_)
-            else:
-                done = await engine.generate(prompt, params)
-            round_.completions[index] = done
+            for turn in range(self.turns):
+                if self.stream:
+                    done = await _consume(engine, prompt, params, round_, starts=turn > 0 or self.turns == 1)
+                else:
+                    done = await engine.generate(prompt, params)
+                round_.completions[index, turn] = done
+                if turn + 1 < self.turns:
+                    prompt = [*prompt, *done.token_ids, *self.prompt(index, engine.limits.vocab_size, turn + 1)]
 
 
-async def _consume(engine: Engine, prompt: list[int], params: SamplingParams, round_: "Round") -> Completion:
-    """Read a stream to its end, and note when its pieces came."""
+async def _consume(
+    engine: Engine, prompt: list[int], params: SamplingParams, round_: "Round", *, starts: bool
+) -> Completion:
+    """Read a stream to its end, and note when its pieces came; of the first one, if ``starts``."""
     last = begin = time.perf_counter()
     stream = engine.stream(prompt, params)
     first = True
     async for _ in stream:
         now = time.perf_counter()
-        if first:
+        if first and not starts:
+            pass
+        elif first:
             round_.seen_ttft.append(now - begin)
         else:
             round_.seen_itl.append(now - last)
@@ -133,6 +155,7 @@ class Round:
 
     :ivar virtual: the device's time is not the consumer's.
     :ivar before, after: the engine.
+    :ivar completions: by request and turn.
     :ivar real, cpu: seconds of the wall clock, and of this process on all cores.
     :ivar seen_ttft: seconds to the first piece, one per request that was streamed.
     :ivar seen_itl: seconds between pieces.
@@ -145,7 +168,7 @@ class Round:
     after: Stats = field(init=False)
     real: float = 0.0
     cpu: float = 0.0
-    completions: dict[int, Completion] = field(default_factory=dict)
+    completions: dict[tuple[int, int], Completion] = field(default_factory=dict)
     seen_ttft: list[float] = field(default_factory=list)
     seen_itl: list[float] = field(default_factory=list)
 
@@ -173,7 +196,12 @@ class Round:
     def ttft(self) -> list[float]:
         if self.at_consumer:
             return self.seen_ttft
-        return [done.timings.ttft for done in self.completions.values() if done.timings.ttft is not None]
+        several = any(turn for _, turn in self.completions)
+        return [
+            done.timings.ttft
+            for (_, turn), done in self.completions.items()
+            if done.timings.ttft is not None and (turn or not several)
+        ]
 
     @property
     def itl(self) -> list[float]:

@@ -77,6 +77,21 @@ def test_a_shared_prefix_with_the_cache_and_without(run: Run, tmp_path: Path) ->
     assert "no prefix cache" in text and "first 60 tokens" in text
 
 
+def test_conversations_with_the_cache_and_without(run: Run, tmp_path: Path) -> None:
+    report, text = read_bench(
+        run, tmp_path, "sim", "--device", "sim", "--turns", "3", "--prompt-tokens", "50", "--output-tokens", "20",
+        "--rounds", "2", "--depth", "2", "--cost-forward-token", "0.1",
+    )  # fmt: skip
+    check_runs(report)
+    without, cached = report.runs
+    assert [run.variant for run in report.runs] == ["no prefix cache", "prefix cache"]
+    assert without.concurrency == cached.concurrency == 8
+    assert without.ttft is not None and cached.ttft is not None
+    # Of the last turn's 190 tokens 144 or more are there; each costs 0.1 ms, for all of 8 streams in a step or two.
+    assert cached.ttft.p50 < without.ttft.p50 / 2
+    assert "conversations of 3 turns" in text
+
+
 def test_shares_of_constrained_requests(run: Run, tmp_path: Path) -> None:
     report, text = read_bench(
         run, tmp_path, "random:tiny", *SHORT, "--concurrency", "4", "--rounds", "1", "--constrained", "0,50,100"
@@ -120,6 +135,8 @@ def test_long_prompts_beside_streams(run: Run, tmp_path: Path) -> None:
         ("--shared-prefix", "6", "--memory"),
         ("--constrained", "50", "--soak", "1"),
         ("--shared-prefix", "6", "--prefix-cache"),
+        ("--turns", "2", "--memory"),
+        ("--turns", "2", "--no-prefix-cache"),
     ],
     ids=str,
 )
