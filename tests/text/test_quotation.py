@@ -8,7 +8,7 @@ import pytest
 import tokenizers
 from tokenizers import AddedToken, normalizers
 
-from aphoton.submission import encode_chat
+from aphoton.encoding import encode_chat
 from aphoton.text import ByteTokenizer, ChatTemplate, Tokenizer
 from aphoton.text.quotation import Quotation
 
