@@ -18,9 +18,10 @@ class RawClient:
 
     async def ask(self, body: dict[str, Any], *, unsent: int = 0) -> "RawClient":
         """Send a chat request, but for its last ``unsent`` bytes."""
+        # Closed behind the answer, so that who reads on finds its end.
         self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port)
         data = json.dumps(body).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\n{HEAD}Content-Length: {len(data)}\r\n\r\n"
+        head = f"POST /v1/chat/completions HTTP/1.1\r\n{HEAD}Connection: close\r\nContent-Length: {len(data)}\r\n\r\n"
         self.writer.write(head.encode() + data[: len(data) - unsent])
         await self.writer.drain()
         return self
