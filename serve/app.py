@@ -28,6 +28,8 @@ INGRESS_REQUESTS = 10_000
 """That one replica of the endpoints may hold: they only pass on what engines say."""
 BUSY = 0.75
 """Share of an engine's rows that autoscaling aims at."""
+INTERVAL = 10.0
+"""Seconds between two reports to Serve's autoscaler, by default. What it looks back on must be longer."""
 SLACK = 4
 """A conversation goes to the replica that holds it if that has no more than a ``1 / SLACK`` of its rows more running
 than the idlest replica."""
@@ -203,8 +205,11 @@ def _engine_options(name: str, args: ModelArgs, service: ServiceArgs) -> dict[st
     }
     if args.max_replicas == args.min_replicas:
         return options | {"num_replicas": args.min_replicas}
+    # Serve's field for it is deprecated, and what is to replace it has no effect yet: it stays unless it must change.
+    interval: dict[str, Any] = {} if args.look_back >= 3 * INTERVAL else {"metrics_interval_s": args.look_back / 3}
     return options | {
-        "autoscaling_config": {
+        "autoscaling_config": interval
+        | {
             "min_replicas": args.min_replicas,
             "max_replicas": args.max_replicas,
             "target_ongoing_requests": args.target_requests or max(1.0, BUSY * args.max_rows),

@@ -6,9 +6,11 @@ Imports what the ``serve`` extra brings when it runs, so that the other commands
 import asyncio
 import multiprocessing
 import socket
+import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import redirect_stdout
+from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,34 +18,35 @@ import msgspec
 import typer
 from rich.table import Table
 
-from aphoton import AphotonError, EngineConfig
+from aphoton import AphotonError, EngineConfig, InvalidRequest
 from aphoton.checks import check_int
 from aphoton.cli.generate import MODEL_HELP
 from aphoton.cli.lists import choices, integers
 from aphoton.cli.missing import load_extra
 from aphoton.cli.options import options
+from aphoton.cli.place import check_place
+from aphoton.cli.plot import load_matplotlib
 from aphoton.cli.terminal import out, say
+from aphoton_serve.benchclient import DONE, NAME, PROMPT, Ask, Reply, completions, post
+from aphoton_serve.cluster import local_cluster
+from aphoton_serve.ramp import Course, Ramp, ramp_on_ray
+from aphoton_serve.rampplot import draw
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
+    from aphoton import Engine
+
 __all__ = ["Figures", "serve_bench"]
 
 ENGINE, HTTP, RAY, EMPTY = "engine", "http", "ray", "empty"
+CONCURRENCY, ROUNDS = "1,8,32", 3
 WAYS = (ENGINE, HTTP, RAY, EMPTY)
-NAME = "model"
-PROMPT = "Once upon a time there was a photon."
+THREADS = 1
+"""Of every engine that is compared: Ray gives as many to a replica of one CPU, and this small a model is faster so."""
+STAGE, REPLICAS = 30.0, 3
 EVENT = b"data: {" + b" " * 200 + b"}\n\n"
 """About as long as a chunk of an answer."""
-DONE = b"data: [DONE]\n\n"
-
-
-class Reply(msgspec.Struct, frozen=True):
-    """What one stream was: seconds until its first event and until its end, and how many events it had."""
-
-    first: float
-    whole: float
-    events: int
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -69,16 +72,14 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     events: float
 
 
-Ask = Callable[[int], Awaitable[Reply]]
-"""Has one stream of so many tokens, or events."""
-
-
 @options(EngineConfig, "settings", panel="Engine", leave_out=("overload",), names={"pipeline_depth": "depth"})
 def serve_bench(
     model: Annotated[str, typer.Argument(help=MODEL_HELP)] = "random:tiny",
-    concurrency: Annotated[str, typer.Option(help="Streams at once, e.g. 1,8,32.")] = "1,8,32",
+    concurrency: Annotated[str, typer.Option(help="Streams at once, e.g. 1,8,32.")] = CONCURRENCY,
     output_tokens: Annotated[int, typer.Option(min=1, help="Of each stream.")] = 128,
-    rounds: Annotated[int, typer.Option(min=1, help="Of each; medians are shown. One more before does not count.")] = 3,
+    rounds: Annotated[
+        int, typer.Option(min=1, help="Whose medians are shown. One more before does not count.")
+    ] = ROUNDS,
     ways: Annotated[
         str,
         typer.Option(
@@ -86,23 +87,48 @@ def serve_bench(
             "nothing to do."
         ),
     ] = ",".join(WAYS),
+    ramp: Annotated[
+        str | None,
+        typer.Option(
+            help="Instead: clients of each stage, e.g. 1,8,24,8,1, of a model that has as many replicas as they need."
+        ),
+    ] = None,
+    stage: Annotated[float | None, typer.Option(help="Of a ramp's stages, in seconds. Not given: 30.")] = None,
+    max_replicas: Annotated[int | None, typer.Option(help="Of the model in a ramp. Not given: 3.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="A picture (PNG) of a ramp's load, replicas and times to the first token.")
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Figures as JSON, not as a table.")] = False,
     *,
     settings: dict[str, Any],
 ) -> None:
     """Measure what the HTTP service and Ray Serve cost, best on a small model: tokens a second, and time to the first.
 
-    All runs on this machine, the clients too.
+    All runs on this machine, the clients too; engines compute with one thread, as in a replica of one CPU.
     """
     load_extra("uvicorn", "serve")
     load_extra("starlette", "serve")
     load_extra("prometheus_client", "serve")
+    EngineConfig(**settings)  # what cannot be is refused before anything is loaded
+    if ramp is not None:
+        if (concurrency, rounds, ways) != (CONCURRENCY, ROUNDS, ",".join(WAYS)):
+            raise InvalidRequest("ramp", "has no concurrency, rounds or ways")
+        clients = integers("ramp", ramp, high=10_000, repeats=True)
+        steps = Ramp(clients, STAGE if stage is None else stage, output_tokens)
+        course = _ramp(model, settings, steps, REPLICAS if max_replicas is None else max_replicas, plot)
+        out.print_json(msgspec.json.encode(course).decode()) if as_json else _show_course(course)
+        return
+    for name, value in (("stage", stage), ("max_replicas", max_replicas), ("plot", plot)):
+        if value is not None:
+            raise InvalidRequest(name, "needs a ramp")
     counts = integers("concurrency", concurrency, high=10_000)
     check_int("rounds", rounds, 1, 1000)
     asked = choices("ways", ways, WAYS)
-    settings = {"max_rows": max(counts), **settings}
-    EngineConfig(**settings)  # what cannot be is refused before anything is loaded
-    plan = Plan(counts, output_tokens, rounds)
+    figures = _ways(asked, model, {"max_rows": max(counts), **settings}, Plan(counts, output_tokens, rounds))
+    out.print_json(msgspec.json.encode(figures).decode()) if as_json else _show(figures)
+
+
+def _ways(asked: list[str], model: str, settings: dict[str, Any], plan: "Plan") -> list[Figures]:
     figures: list[Figures] = []
     if ENGINE in asked:
         say("measuring the engine alone")
@@ -112,17 +138,28 @@ def serve_bench(
         figures += asyncio.run(_over_http(model, settings, plan))
     if RAY in asked or EMPTY in asked:
         load_extra("ray", "serve")
-        with _ray() as url:
+        with redirect_stdout(sys.stderr), local_cluster() as url:  # Ray's own words are no figures
             if RAY in asked:
                 say("measuring Ray Serve")
                 figures += _through_ray(url, model, settings, plan)
             if EMPTY in asked:
                 say("measuring Ray Serve with nothing to do")
                 figures += _empty(url, plan)
-    if as_json:
-        out.print_json(msgspec.json.encode(figures).decode())
-    else:
-        _show(figures)
+    return figures
+
+
+def _ramp(model: str, settings: dict[str, Any], ramp: Ramp, max_replicas: int, plot: Path | None) -> Course:
+    check_int("max_replicas", max_replicas, 2, 1000)
+    check_place("plot", plot)
+    if plot is not None:
+        load_matplotlib()
+    load_extra("ray", "serve")
+    with redirect_stdout(sys.stderr):  # for what Ray says itself
+        course = ramp_on_ray(model, settings, ramp, max_replicas)
+    if plot is not None:
+        draw(course, plot)
+        say(str(plot))
+    return course
 
 
 class Plan:
@@ -154,9 +191,20 @@ class Plan:
 
 
 async def _engine_alone(model: str, settings: dict[str, Any], plan: Plan) -> list[Figures]:
+    import torch
+
     from aphoton import Engine
 
-    async with Engine(model, **settings) as engine:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(THREADS)
+    try:
+        return await _of_engine(Engine(model, **settings), plan)
+    finally:
+        torch.set_num_threads(threads)
+
+
+async def _of_engine(made: "Engine", plan: Plan) -> list[Figures]:
+    async with made as engine:
 
         async def ask(tokens: int) -> Reply:
             began, first, pieces = time.perf_counter(), None, 0
@@ -181,7 +229,7 @@ async def _over_http(model: str, settings: dict[str, Any], plan: Plan) -> list[F
             port = await asyncio.to_thread(ours.recv)
         except EOFError:
             raise AphotonError("the server that was to be measured has failed") from None
-        return await plan.measure("HTTP", _completions(f"http://127.0.0.1:{port}"))
+        return await plan.measure("HTTP", completions(f"http://127.0.0.1:{port}"))
     finally:
         server.terminate()
         server.join()
@@ -189,10 +237,13 @@ async def _over_http(model: str, settings: dict[str, Any], plan: Plan) -> list[F
 
 def _serve_http(ready: Any, model: str, settings: dict[str, Any]) -> None:
     """In a process of its own: a server, until it is terminated."""
+    import torch
     import uvicorn
 
     from aphoton_serve.local import LocalBackend
     from aphoton_serve.service import make_app
+
+    torch.set_num_threads(THREADS)
 
     async def main() -> None:
         async with LocalBackend({NAME: model}, **settings) as backend:
@@ -206,24 +257,6 @@ def _serve_http(ready: Any, model: str, settings: dict[str, Any]) -> None:
     asyncio.run(main())
 
 
-@contextmanager
-def _ray() -> Iterator[str]:
-    """A Ray of our own on this machine, with Serve on the port of the address given."""
-    import ray
-    from ray import serve
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    ray.init(address="local", num_cpus=8, include_dashboard=False, log_to_driver=False, logging_level="WARNING")
-    try:
-        serve.start(http_options={"host": "127.0.0.1", "port": port})
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        serve.shutdown()
-        ray.shutdown()
-
-
 def _through_ray(url: str, model: str, settings: dict[str, Any], plan: Plan) -> list[Figures]:
     from ray import serve
 
@@ -234,7 +267,7 @@ def _through_ray(url: str, model: str, settings: dict[str, Any], plan: Plan) -> 
     for way, ingresses in (("Ray, endpoints apart", 1), ("Ray, endpoints in the replica", None)):
         args = [ModelArgs(model=f"{NAME}={model}", **settings)]
         serve.run(application(args, ServiceArgs(ingress_replicas=ingresses), KeyRing()))
-        found += asyncio.run(plan.measure(way, _completions(url)))
+        found += asyncio.run(plan.measure(way, completions(url)))
         serve.delete("default")
     return found
 
@@ -247,7 +280,7 @@ def _empty(url: str, plan: Plan) -> list[Figures]:
         return serve.deployment(name=name, max_ongoing_requests=10_000, ray_actor_options={"num_cpus": 0.1})(kind)
 
     async def ask(tokens: int) -> Reply:
-        reply, _ = await _post(url, f"/{tokens}", b"{}")
+        reply, _ = await post(url, f"/{tokens}", b"{}")
         return reply
 
     one: Any = deployed("speaker", serve.ingress()(Speaker)).bind(None)
@@ -297,50 +330,30 @@ class Speaker:
         return Starlette(routes=[Mount("/", app)])
 
 
-def _completions(url: str) -> Ask:
-    async def ask(tokens: int) -> Reply:
-        body = {
-            "model": NAME,
-            "prompt": PROMPT,
-            "max_tokens": tokens,
-            "temperature": 0,
-            "ignore_eos": True,
-            "stream": True,
-            "stream_options": {"include_usage": True},
-        }
-        reply, tail = await _post(url, "/v1/completions", msgspec.json.encode(body))
-        if f'"completion_tokens":{tokens}'.encode() not in tail:
-            raise AphotonError(f"a stream ended early: {tail!r}")
-        return reply
-
-    return ask
-
-
-async def _post(url: str, path: str, body: bytes) -> tuple[Reply, bytes]:
-    """A stream and its last bytes, by a client that costs next to nothing: it shares the machine with the server."""
-    host, _, port = url.removeprefix("http://").partition(":")
-    head = f"POST {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\nContent-Type: application/json\r\n"
-    began = time.perf_counter()
-    reader, writer = await asyncio.open_connection(host, int(port))
-    try:
-        writer.write(head.encode() + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        first, events, tail = 0.0, 0, b""
-        while data := await reader.read(1 << 16):
-            events += data.count(b"data: ")
-            if events and not first:
-                first = time.perf_counter() - began
-            tail = (tail + data)[-2000:]
-        if DONE not in tail:
-            raise AphotonError(f"the server answered {tail!r}")
-        return Reply(first, time.perf_counter() - began, events - 1), tail
-    finally:
-        writer.close()
-
-
 def _show(figures: list[Figures]) -> None:
     table = Table("way", "streams", "tok/s", "TTFT, ms", "events a stream")
     for column in table.columns[1:]:
         column.justify = "right"
     for one in figures:
         table.add_row(one.way, str(one.streams), f"{one.tok_s:,.0f}", f"{one.ttft:.1f}", f"{one.events:g}")
+    out.print(table)
+
+
+def _show_course(course: Course) -> None:
+    table = Table("from, s", "clients", "replicas", "requests", "failed", "TTFT, ms")
+    for column in table.columns:
+        column.justify = "right"
+    for number, clients in enumerate(course.clients):
+        begin, end = number * course.stage, (number + 1) * course.stage
+        seen = [look.running for look in course.looks if begin <= look.at < end]
+        sent = [one for one in course.arrivals if begin <= one.at < end]
+        ttfts = [one.ttft for one in sent if one.ttft is not None]
+        table.add_row(
+            f"{begin:g}",
+            str(clients),
+            " to ".join(str(count) for count in dict.fromkeys((seen[0], seen[-1]))) if seen else "",
+            str(len(sent)),
+            str(len(sent) - len(ttfts)),
+            f"{1e3 * median(ttfts):.0f}" if ttfts else "",
+        )
     out.print(table)

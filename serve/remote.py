@@ -68,7 +68,7 @@ class RemoteBackend:
         return found
 
     async def metrics(self) -> list[Family]:
-        """Of all replicas that answer, each with its number as a label."""
+        """Of all replicas that answer. Serve's id of each is a label: another replica's figures are another series."""
         sources: list[tuple[dict[str, str], list[Family]]] = []
         for name in self._handles:
             try:
@@ -76,7 +76,7 @@ class RemoteBackend:
             except (RayError, DeploymentUnavailableError, TimeoutError) as error:
                 log.warning("the replicas of %s do not answer: %s", name, error)
                 continue
-            sources += [({"replica": str(number)}, families) for number, families in enumerate(replicas)]
+            sources += [({"replica": replica}, families) for replica, families in replicas]
         return merge(sources)
 
     async def ticks(self, model: str) -> Ticks:

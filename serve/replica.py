@@ -3,6 +3,8 @@
 from collections.abc import AsyncIterator, Awaitable, Sequence
 from typing import Any, TypeVar
 
+from ray import serve
+
 from aphoton_serve.backend import Answer, Family, Job, ModelCard, Part, Ticks
 from aphoton_serve.errors import Problem, describe
 from aphoton_serve.keys import KeyRing
@@ -61,9 +63,9 @@ class EngineReplica:
         """The text of ``ids``."""
         return await _told(self._backend.detokenize(self._name, ids))
 
-    async def metrics(self) -> list[Family]:
-        """What this replica shows to Prometheus."""
-        return await self._backend.metrics()
+    async def metrics(self) -> tuple[str, list[Family]]:
+        """Serve's id of this replica, and what it shows to Prometheus."""
+        return serve.get_replica_context().replica_id.unique_id, await self._backend.metrics()
 
     async def ticks(self) -> Ticks | Problem:
         """What the engine has done lately."""

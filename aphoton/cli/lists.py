@@ -6,8 +6,8 @@ from aphoton.checks import check_choice, check_int
 __all__ = ["choices", "integers"]
 
 
-def integers(field: str, text: str, *, low: int = 1, high: int) -> list[int]:
-    """The different numbers of a list.
+def integers(field: str, text: str, *, low: int = 1, high: int, repeats: bool = False) -> list[int]:
+    """The different numbers of a list, or all of them.
 
     :raises InvalidRequest: unless they are integers from ``low`` to ``high``.
     """
@@ -17,7 +17,7 @@ def integers(field: str, text: str, *, low: int = 1, high: int) -> list[int]:
         raise InvalidRequest(field, f"must be integers with commas between, not {text!r}") from None
     for value in values:
         check_int(field, value, low, high)
-    return list(dict.fromkeys(values))
+    return values if repeats else list(dict.fromkeys(values))
 
 
 def choices(field: str, text: str, known: tuple[str, ...]) -> list[str]:

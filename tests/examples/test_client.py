@@ -9,8 +9,6 @@ from serving import serving
 
 from aphoton_serve.local import LocalBackend
 
-PORT = 18_451
-
 
 def check(printed: str, name: str) -> None:
     lines = printed.splitlines()
@@ -29,17 +27,14 @@ async def test_with_the_service(example: Any, talker: Path, capsys: pytest.Captu
 
 @pytest.fixture
 def on_ray(talker: Path) -> Iterator[str]:
-    import ray
     from ray import serve
 
     from aphoton_serve.app import build
+    from aphoton_serve.cluster import local_cluster
 
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    serve.start(http_options={"host": "127.0.0.1", "port": PORT})
-    serve.run(build({"model": f"talker={talker}", "device": "cpu", "dtype": "float32", "num_cpus": "0.1"}))
-    yield f"http://127.0.0.1:{PORT}"
-    serve.shutdown()
-    ray.shutdown()
+    with local_cluster(cpus=2) as url:
+        serve.run(build({"model": f"talker={talker}", "device": "cpu", "dtype": "float32", "num_cpus": "0.1"}))
+        yield url
 
 
 @pytest.mark.ray

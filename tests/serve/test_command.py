@@ -1,19 +1,15 @@
 """``aphoton serve``, as a program of its own."""
 
-import os
 import re
 import signal
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
-from subprocess import PIPE, STDOUT
+from contextlib import AbstractAsyncContextManager
 
 import httpx
 import openai
 import pytest
-from anyio import EndOfStream, open_process
-from anyio.abc import Process
-from anyio.streams.text import TextReceiveStream
+from anyio import EndOfStream
+from program import Program, program
 from typer.testing import CliRunner
 
 from aphoton import InvalidRequest
@@ -23,37 +19,14 @@ from aphoton_serve.naming import names_of
 RUNNING = re.compile(r"running on (http://[\w.]+:\d+)")
 
 
-class Program:
-    """The command, and what it has written."""
-
-    def __init__(self, process: Process) -> None:
-        assert process.stdout is not None
-        self.process = process
-        self.text = ""
-        self._output = TextReceiveStream(process.stdout)
-
-    async def expect(self, pattern: re.Pattern[str]) -> str:
-        """Wait until it has written that; the first group of it."""
-        while (found := pattern.search(self.text)) is None:
-            self.text += await self._output.receive()
-        return found[1]
-
-
-@asynccontextmanager
-async def program(*arguments: str, **environment: str) -> AsyncIterator[Program]:
+def served(*arguments: str, **environment: str) -> AbstractAsyncContextManager[Program]:
     command = [sys.executable, "-m", "aphoton", "serve", "--port", "0", "--device", "cpu", *arguments]
-    env = {**os.environ, **environment}
-    async with await open_process(command, stdout=PIPE, stderr=STDOUT, env=env) as process:
-        try:
-            yield Program(process)
-        finally:
-            if process.returncode is None:
-                process.kill()
+    return program(*command, **environment)
 
 
 async def test_serves_and_lets_the_last_stream_end() -> None:
-    async with program("tiny=random:tiny", "--max-rows", "4", APHOTON_API_KEYS="me=sk-very-secret") as served:
-        url = await served.expect(RUNNING)
+    async with served("tiny=random:tiny", "--max-rows", "4", APHOTON_API_KEYS="me=sk-very-secret") as it:
+        url = await it.expect(RUNNING)
         assert url.startswith("http://127.0.0.1:")
         async with httpx.AsyncClient() as web:
             assert (await web.get(f"{url}/health")).json()["models"] == {"tiny": "ok"}
@@ -64,19 +37,19 @@ async def test_serves_and_lets_the_last_stream_end() -> None:
                 model="tiny", prompt="Hi", max_tokens=1000, stream=True, stream_options={"include_usage": True}
             )
             await anext(stream)
-            served.process.send_signal(signal.SIGTERM)
+            it.process.send_signal(signal.SIGTERM)
             chunks = [chunk async for chunk in stream]
             assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 1000
-        await served.process.wait()
-        assert "Traceback" not in served.text and "sk-very-secret" not in served.text
+        await it.process.wait()
+        assert "Traceback" not in it.text and "sk-very-secret" not in it.text
 
 
 async def test_a_model_that_is_not_there() -> None:
-    async with program("no-such-model") as served:
+    async with served("no-such-model") as it:
         with pytest.raises(EndOfStream):
-            await served.expect(RUNNING)
-        assert "there is no file or folder 'no-such-model'" in served.text and "Traceback" not in served.text
-        assert await served.process.wait() == 1
+            await it.expect(RUNNING)
+        assert "there is no file or folder 'no-such-model'" in it.text and "Traceback" not in it.text
+        assert await it.process.wait() == 1
 
 
 def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:

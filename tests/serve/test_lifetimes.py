@@ -1,9 +1,7 @@
 """Clients that go, queues that are full, and time that runs out."""
 
 import asyncio
-import json
 import random
-import socket
 from contextlib import suppress
 from typing import Any
 
@@ -11,6 +9,7 @@ import msgspec
 import openai
 import pytest
 from engine.waiting import idle, until
+from rawclient import HEAD, RawClient
 from sayer import let_sims_chat, saying
 from serving import Served, serving
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
@@ -22,30 +21,6 @@ HI: list[Any] = [{"role": "user", "content": "Hi"}]
 LONG = {"model": "endless", "messages": HI, "max_tokens": 900_000}
 
 
-HEAD = "Host: localhost\r\nContent-Type: application/json\r\n"
-
-
-class Client:
-    """A raw connection: closing it is all that the server sees of the client's end."""
-
-    def __init__(self, port: int) -> None:
-        self._port = port
-
-    async def ask(self, body: dict[str, Any]) -> "Client":
-        self.reader, self.writer = await asyncio.open_connection("127.0.0.1", self._port)
-        data = json.dumps(body).encode()
-        head = f"POST /v1/chat/completions HTTP/1.1\r\n{HEAD}Content-Length: {len(data)}\r\n\r\n"
-        self.writer.write(head.encode() + data)
-        await self.writer.drain()
-        return self
-
-    def vanish(self) -> None:
-        """As a process that is killed: with a reset."""
-        sock = self.writer.get_extra_info("socket")
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
-        self.writer.close()
-
-
 def running(served: Served) -> int:
     return served.engine("endless").stats().running
 
@@ -53,7 +28,7 @@ def running(served: Served) -> int:
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_client_that_goes_ends_its_request(hello: Served, stream: bool) -> None:
     engine = hello.engine("endless")
-    client = await Client(hello.port).ask({**LONG, "stream": stream})
+    client = await RawClient(hello.port).ask({**LONG, "stream": stream})
     await until(lambda: running(hello) == 1)
     if stream:
         assert b"200 OK" in await client.reader.readline()
@@ -79,7 +54,7 @@ async def test_within_two_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(HttpToolsProtocol, "connection_lost", connection_lost)
     async with serving(backend) as served:
         for stream in (True, False):
-            client = await Client(served.port).ask({**LONG, "stream": stream})
+            client = await RawClient(served.port).ask({**LONG, "stream": stream})
             await until(lambda: running(served) == 1)
             heard.clear()
             client.vanish()
@@ -94,7 +69,7 @@ async def test_crowds_that_vanish(hello: Served) -> None:
     steady = asyncio.create_task(hello.ai.completions.create(model="endless", prompt="\x02", max_tokens=3000))
 
     async def one(stream: bool, lines: int) -> None:
-        client = await Client(hello.port).ask({**LONG, "stream": stream})
+        client = await RawClient(hello.port).ask({**LONG, "stream": stream})
         if stream:
             with suppress(ConnectionError):
                 for _ in range(lines):
@@ -115,7 +90,7 @@ async def test_a_stream_that_is_left(hello: Served) -> None:
 
 
 async def test_a_full_queue(hello: Served) -> None:
-    clients = [await Client(hello.port).ask(LONG) for _ in range(8)]  # four run, four wait
+    clients = [await RawClient(hello.port).ask(LONG) for _ in range(8)]  # four run, four wait
     engine = hello.engine("endless")
     await until(lambda: engine.stats().running == 4 and engine.stats().waiting == 4)
     response = await hello.web.post("/v1/chat/completions", json={**LONG, "stream": True})
@@ -159,7 +134,7 @@ async def test_a_client_that_reads_nothing(sims: None) -> None:
     """What it does not take waits in the engine, not in the server; its time runs out, and nothing is left."""
     backend = LocalBackend({"endless": saying("la " * 100, end=False, max_model_len=10_000_000)}, kv_pages=700_000)
     async with serving(backend, ServiceSettings(request_timeout=1.0)) as served:
-        client = await Client(served.port).ask({**LONG, "max_tokens": 9_000_000, "stream": True})
+        client = await RawClient(served.port).ask({**LONG, "max_tokens": 9_000_000, "stream": True})
         await until(lambda: running(served) == 1)
         await until(lambda: running(served) == 0)
         await idle(served.engine("endless"))
@@ -190,7 +165,7 @@ async def test_an_engine_that_is_stuck(sims: None) -> None:
 
         pipeline.device.results = stuck  # type: ignore[method-assign]
         assert (await served.web.get("/health")).json() == {"status": "ok", "models": {"m": "ok"}}
-        client = await Client(served.port).ask({"model": "m", "messages": HI, "max_tokens": 50})
+        client = await RawClient(served.port).ask({"model": "m", "messages": HI, "max_tokens": 50})
         while (response := await served.web.get("/health")).status_code == 200:
             pass
         assert response.status_code == 503

@@ -7,13 +7,13 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from aphoton import Engine, InvalidRequest
 
 ray = pytest.importorskip("ray")
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(300), pytest.mark.filterwarnings("ignore")]
 
-PORT = 18_437
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 
 
@@ -24,20 +24,18 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from talker import make_talker
 
     from aphoton_serve.app import build
+    from aphoton_serve.cluster import local_cluster
 
     folder = make_talker(tmp_path_factory.mktemp("talker"))
     common = {"device": "cpu", "dtype": "float32", "max_rows": "4", "max_waiting": "4", "num_cpus": "0.1"}
-    ray.init(address="local", num_cpus=4, include_dashboard=False, log_to_driver=False)
-    serve.start(http_options={"host": "127.0.0.1", "port": PORT})
     models = [
         {"model": "tiny=random:tiny", "max_replicas": "2"},
         {"model": "slow=random:135m"},
         {"model": f"talker={folder}", "max_model_len": "512"},
     ]
-    serve.run(build({**common, "models": models, "tick_timeout": "30", "grace": "20"}))
-    yield f"http://127.0.0.1:{PORT}"
-    serve.shutdown()
-    ray.shutdown()
+    with local_cluster(cpus=4) as url:
+        serve.run(build({**common, "models": models, "tick_timeout": "30", "grace": "20"}))
+        yield url
 
 
 @pytest.fixture
@@ -46,10 +44,16 @@ def ai(service: str) -> Iterator[openai.OpenAI]:
         yield client
 
 
-def samples(service: str) -> dict[str, float]:
-    lines = httpx.get(f"{service}/metrics", timeout=60).text.splitlines()
-    pairs = [line.rpartition(" ")[::2] for line in lines if not line.startswith("#")]
-    return {name: float(value) for name, value in pairs}
+def samples(service: str, name: str, **labels: str) -> dict[str, float]:
+    """Of a metric of the model ``slow``, by replica."""
+    families = text_string_to_metric_families(httpx.get(f"{service}/metrics", timeout=60).text)
+    wanted = {"model": "slow", **labels}.items()
+    return {
+        sample.labels["replica"]: sample.value
+        for family in families
+        for sample in family.samples
+        if sample.name == name and wanted <= sample.labels.items()
+    }
 
 
 def until(condition: Callable[[], object]) -> None:
@@ -108,7 +112,10 @@ def test_errors(ai: openai.OpenAI) -> None:
 @pytest.mark.parametrize("stream", [True, False])
 def test_a_client_that_goes(service: str, stream: bool) -> None:
     def aborted() -> float:
-        return samples(service).get('aphoton_requests_total{model="slow",outcome="abort",replica="0"}', 0)
+        return sum(samples(service, "aphoton_requests_total", outcome="abort").values())
+
+    def running() -> list[float]:
+        return [*samples(service, "aphoton_requests_running").values()]
 
     before = aborted()
     body = {"model": "slow", "prompt": "Hi", "max_tokens": 2000, "stream": stream}
@@ -116,12 +123,12 @@ def test_a_client_that_goes(service: str, stream: bool) -> None:
         with httpx.stream("POST", f"{service}/v1/completions", json=body, timeout=60) as response:
             lines = response.iter_lines()  # kept: dropping it closes the response
             assert next(lines).startswith("data: ")
-            assert samples(service)['aphoton_requests_running{model="slow",replica="0"}'] == 1
+            assert running() == [1]
     else:
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{service}/v1/completions", json=body, timeout=httpx.Timeout(60, read=2))
-    until(lambda: samples(service)['aphoton_requests_running{model="slow",replica="0"}'] == 0)
-    until(lambda: samples(service)['aphoton_kv_use_ratio{model="slow",replica="0"}'] == 0)
+    until(lambda: running() == [0])
+    until(lambda: [*samples(service, "aphoton_kv_use_ratio").values()] == [0])
     assert aborted() == before + 1
 
 
@@ -147,11 +154,13 @@ def test_arguments_that_cannot_be(args: dict[str, Any], field: str) -> None:
 
 
 def test_a_replica_that_is_killed(service: str, ai: openai.OpenAI) -> None:
-    """Its streams get a clear error, and another one takes its place."""
+    """Its streams get a clear error, and another one takes its place, with metrics of its own."""
+    (before,) = samples(service, "aphoton_engine_up")
     stream = ai.completions.create(model="slow", prompt="Hi", max_tokens=2000, stream=True)
     next(stream)
     actors = ray.util.list_named_actors(all_namespaces=True)
     (name,) = [one["name"] for one in actors if "engine-slow" in one["name"]]
+    assert name.endswith(before)
     ray.kill(ray.get_actor(name, namespace="serve"), no_restart=True)
     with pytest.raises(openai.APIError, match="was lost") as lost:
         for _ in stream:
@@ -165,3 +174,6 @@ def test_a_replica_that_is_killed(service: str, ai: openai.OpenAI) -> None:
             return False
 
     until(answers)
+    (after,) = samples(service, "aphoton_engine_up")
+    assert after != before
+    assert samples(service, "aphoton_requests_total") == {after: 1}
