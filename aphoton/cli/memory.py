@@ -20,7 +20,7 @@ SAMPLES = 10
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Resident memory of this process, in MiB.
+    """Resident memory of this process, in MiB: its own, and the pages of files (libraries for one) that it has mapped.
 
     :ivar dtype, kernels, depth: of the engines.
     :ivar after_warmup: with the engine open and its first requests done.
