@@ -20,7 +20,7 @@ SAMPLES = 10
 
 
 class Memory(msgspec.Struct, frozen=True, kw_only=True):
-    """Resident memory of this process, in MiB.
+    """Resident memory of this process, in MiB: its own, and the pages of files (libraries for one) that it has mapped.
 
     :ivar dtype, kernels, depth: of the engines.
     :ivar after_warmup: with the engine open and its first requests done.
@@ -54,8 +54,9 @@ async def measure_memory(model: str, settings: dict[str, Any], workload: Workloa
     resident = Resident()
     before = resident.now()
     total = workload.requests or 1
-    warmup = msgspec.structs.replace(workload, requests=max(2 * concurrency, total // 20))
     part = msgspec.structs.replace(workload, requests=max(1, total // SAMPLES))
+    # All prompts of a part: what the prefix cache keeps of them is there then, and the second engine gets as many.
+    warmup = msgspec.structs.replace(part, requests=max(2 * concurrency, part.requests or 1))
     samples: list[float] = []
     with resident as first:
         async with aclosing(await open_engine(model, settings)) as engine:

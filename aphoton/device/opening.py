@@ -47,6 +47,7 @@ def open_device(
     template = _template(checkpoint, tokenizer)
     # From here on the weights' iterator alone holds the checkpoint, and lets it go with the last of them.
     del checkpoint
+    trim_memory()  # what the tokenizer took to make, before the weights come
     device = open_cuda(source, config, progress) if cuda else open_cpu(source, config)
     trim_memory()
     return Opened(device, tokenizer, template)
@@ -88,9 +89,11 @@ def _source(
 
 
 def _pausing(weights: Iterator[tuple[str, Tensor]], pause: Callable[[], None]) -> Iterator[tuple[str, Tensor]]:
-    for weight in weights:
+    def paused(weight: tuple[str, Tensor]) -> tuple[str, Tensor]:
         pause()
-        yield weight
+        return weight
+
+    return map(paused, weights)  # which holds no weight that it has given
 
 
 def _template(checkpoint: Checkpoint, tokenizer: Tokenizer) -> ChatTemplate | None:

@@ -8,7 +8,7 @@ from aphoton.device.source import Source
 from aphoton.errors import InvalidRequest
 from aphoton.kernels import NativeUnavailable, native_available
 from aphoton.kernels.native import NativeDecoder
-from aphoton.memory import machine_memory, trim_memory
+from aphoton.memory import machine_memory
 from aphoton.models import Decoder
 
 __all__ = ["open_cpu"]
@@ -29,10 +29,11 @@ def open_cpu(source: Source, config: EngineConfig) -> CpuDevice:
     except (MemoryError, ValueError, RuntimeError) as error:
         field = "kv_memory" if config.kv_memory is not None else "kv_pages"
         raise InvalidRequest(field, "so much KV cache does not fit in this machine's memory") from error
-    decoder = Decoder.load(source.config, source.weights, dtype=dtype, source=source.name)
-    # What reading took goes before the weights are packed, which takes more again.
-    trim_memory()
-    runner: Model = _compiled(decoder, config, source.max_model_len) if native else decoder
+    decoder = Decoder.open(source.config, source.weights, dtype=dtype, source=source.name)
+    runner: Model | None = _compiled(decoder, config, source.max_model_len) if native else None
+    if runner is None:
+        decoder.read()
+        runner = decoder
     limits = source.limits(pages, dtype, "torch" if runner is decoder else "native")
     return CpuDevice(runner, kv, limits, max_rows=config.max_rows)
 
@@ -52,14 +53,14 @@ def _native(config: EngineConfig) -> bool:
     return reason is None
 
 
-def _compiled(decoder: Decoder, config: EngineConfig, max_model_len: int) -> Model:
-    """The native decoder, which takes the weights of ``decoder`` over; ``decoder`` itself where it cannot serve it."""
+def _compiled(decoder: Decoder, config: EngineConfig, max_model_len: int) -> NativeDecoder | None:
+    """The native decoder, to which ``decoder`` hands its weights over; None where it cannot serve it."""
     try:
         return NativeDecoder(decoder, positions=max_model_len)
     except NativeUnavailable as error:
         if config.kernels == "native":
             raise InvalidRequest("kernels", f"the native kernels cannot run this model: {error}") from error
-        return decoder
+        return None
 
 
 def _dtype(config: EngineConfig, native: bool) -> torch.dtype:

@@ -3,9 +3,7 @@
 #ifndef APH_DECODER_H
 #define APH_DECODER_H
 
-#if defined(__linux__)
 #include <sys/mman.h>
-#endif
 
 #include "attention.h"
 #include "linear.h"
@@ -62,9 +60,15 @@ typedef struct {
     long item_count, merge_count, part_count;
 } attention_plan;
 
+/* Memory that is handed out from its beginning; from base NULL it is only measured. */
+typedef struct {
+    char *base;
+    size_t used;
+} region;
+
 /* Buffers of a step. They grow to the largest step seen, and are kept. */
 typedef struct {
-    char *memory;
+    region memory;
     long tokens, rows, items, merges, parts; /* for how many there is room */
     float *x;                   /* [tokens][x_width] residual stream; 0 beyond `hidden` */
     float *last_x;              /* [rows][x_width] the same of each row's last token, at the end of the last layer */
@@ -86,8 +90,8 @@ typedef struct {
     layer *layers;
     float *final_norm;
     matrix head;
-    char *memory; /* of all weights */
-    char *room;   /* of all threads' tiles and attention rooms */
+    region memory; /* of all weights */
+    region room;   /* of all threads' tiles and attention rooms */
     long x_width, qkv_width, o_width, act_width, head_width, group, group_quads;
     float **tiles;
     attention_room *rooms;
@@ -103,26 +107,42 @@ static long most(long a, long b) { return a > b ? a : b; }
  * meet in the same few places of the cache. */
 static long row_width(long values) { return (round_up(values, 32) / 16 | 1) * 16; }
 
-/* Large blocks ask for huge pages: with small ones each step would look up every page of the weights anew. */
-static char *allocate(size_t bytes)
+/* Gives a region that has been measured its memory, zeros, and begins to hand it out; false when there is none.
+ *
+ * Of the system's own, for what is given back to the C library may stay with the process, and the next decoder's would
+ * come on top of it. A large one asks for huge pages: with small ones each step would look up every page of the weights
+ * anew. */
+static bool map(region *r)
 {
-    void *memory = NULL;
-    const bool large = bytes >= HUGE_PAGE;
-    if (posix_memalign(&memory, large ? HUGE_PAGE : 64, bytes ? bytes : 64))
-        return NULL;
+    const size_t unit = r->used < HUGE_PAGE ? 1 : HUGE_PAGE, size = (r->used + unit - 1) / unit * unit;
+    char *memory = mmap(NULL, size + unit - 1, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANON, -1, 0);
+    if (memory == MAP_FAILED)
+        return false;
+    r->base = memory;
+    if (unit > 1) {
+        const size_t before = -(uintptr_t)memory % unit; /* whole pages, as all that is cut off here */
+        r->base += before;
+        if (before)
+            munmap(memory, before);
+        munmap(r->base + size, unit - before);
 #if defined(__linux__)
-    if (large)
-        madvise(memory, bytes, MADV_HUGEPAGE);
+        madvise(r->base, size, MADV_HUGEPAGE);
 #endif
-    return memory;
+    }
+    r->used = 0;
+    return true;
 }
 
-/* Hands out memory in whole cache lines; from base NULL it only measures. */
-typedef struct {
-    char *base;
-    size_t used;
-} region;
+/* Takes back what `map` gave, all of which has been handed out. */
+static void unmap(region *r)
+{
+    const size_t unit = r->used < HUGE_PAGE ? 1 : HUGE_PAGE;
+    if (r->base)
+        munmap(r->base, (r->used + unit - 1) / unit * unit);
+    *r = (region){NULL, 0};
+}
 
+/* In whole cache lines. */
 static void *take(region *r, long count, size_t size)
 {
     char *at = r->base ? r->base + r->used : NULL;

@@ -4,7 +4,7 @@
  * `layer_weights` and `step` have their twins in `native.py`. One call at a time on one decoder, from any thread. */
 
 #if defined(__linux__)
-#define _GNU_SOURCE /* madvise */
+#define _GNU_SOURCE /* madvise, MAP_ANON */
 #endif
 
 #include "plan.h"
@@ -366,9 +366,9 @@ EXPORT void aphoton_destroy(decoder *d)
 {
     if (d->team)
         team_destroy(d->team);
-    free(d->scratch.memory);
-    free(d->memory);
-    free(d->room);
+    unmap(&d->scratch.memory);
+    unmap(&d->memory);
+    unmap(&d->room);
     free(d->layers);
     free(d->tiles);
     free(d->rooms);
@@ -394,17 +394,11 @@ EXPORT decoder *aphoton_create(const shape *s)
     d->rooms = calloc((size_t)s->threads, sizeof *d->rooms);
     d->team = team_create((int)s->threads, (int)(s->layers * LAYER_PHASES + OTHER_PHASES + PACKING_PHASES));
     if (d->layers && d->tiles && d->rooms && d->team) {
-        region weights = {NULL, 0}, rooms = {NULL, 0};
-        take_weights(d, &weights);
-        take_rooms(d, &rooms);
-        d->memory = allocate(weights.used);
-        d->room = allocate(rooms.used);
-        if (d->memory && d->room) {
-            weights = (region){d->memory, 0};
-            take_weights(d, &weights);
-            memset(d->room, 0, rooms.used);
-            rooms = (region){d->room, 0};
-            take_rooms(d, &rooms);
+        take_weights(d, &d->memory);
+        take_rooms(d, &d->room);
+        if (map(&d->memory) && map(&d->room)) {
+            take_weights(d, &d->memory);
+            take_rooms(d, &d->room);
             return d;
         }
     }
@@ -439,10 +433,15 @@ EXPORT void aphoton_set_layer(decoder *d, int64_t index, const layer_weights *fr
     team_settle(d->team); /* `pack` is on this stack */
 }
 
-/* The same with the final norm [hidden] and the head [vocab, hidden]. */
-EXPORT void aphoton_set_head(decoder *d, const float *final_norm, const void *head)
+/* The same with the final norm [hidden]. */
+EXPORT void aphoton_set_final_norm(decoder *d, const float *final_norm)
 {
     pack_vector(final_norm, d->shape.hidden, d->x_width, d->final_norm);
+}
+
+/* The same with the head [vocab, hidden]. */
+EXPORT void aphoton_set_head(decoder *d, const void *head)
+{
     packing pack = {.d = d, .count = 1, .matrices = {{&d->head, head, false}}};
     team_settle(d->team);
     team_run(d->team, pack_matrices, &pack);

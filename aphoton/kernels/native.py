@@ -17,6 +17,7 @@ from torch import Tensor
 from aphoton.kernels.library import NativeUnavailable, load_library
 from aphoton.kernels.limits import MOST_GROUP
 from aphoton.kernels.weights import DecoderWeights, LayerWeights
+from aphoton.memory import system_zeros
 
 __all__ = ["NativeDecoder"]
 
@@ -105,8 +106,8 @@ class NativeDecoder:
     """
 
     def __init__(self, weights: DecoderWeights, *, positions: int, threads: int | None = None) -> None:
-        """Takes the weights over, layer by layer: ``weights.layers`` is empty afterwards, and each layer's memory is
-        free as soon as it is packed, if the caller holds no other reference to it.
+        """Takes the weights over: each layer's memory, and that of a tied embedding, is free as soon as it is packed,
+        if the caller holds no other reference to it.
 
         :param positions: tokens of the longest sequence: the rotary table is made for that many.
         :param threads: None: as many as there are processors for this process, and not more than torch uses.
@@ -115,19 +116,17 @@ class NativeDecoder:
         _check(weights)
         library = load_library()
         config = weights.config
-        layers = weights.layers
         self.threads = _usable_cpus() if threads is None else threads
         self._dtype = weights.dtype
-        self._layout = (len(layers), config.num_kv_heads, config.head_dim)
+        self._layout = (config.num_layers, config.num_kv_heads, config.head_dim)
         self._vocab_size = config.vocab_size
         self._lock = threading.Lock()
-        # The library reads these for as long as the decoder lives.
-        self._embed = None if weights.lm_head is weights.embed else weights.embed.contiguous()
-        cos, sin = weights.rope.cos_sin(torch.arange(positions))
-        self._cos, self._sin = cos.float().contiguous(), sin.float().contiguous()
+        # The library reads these for as long as the decoder lives. They are filled while the weights are handed over.
+        self._embed = None if weights.lm_head is weights.embed else weights.embed
+        self._cos, self._sin = (system_zeros((positions, config.head_dim // 2), torch.float32) for _ in range(2))
 
         shape = _Shape(
-            layers=len(layers),
+            layers=config.num_layers,
             hidden=config.hidden_size,
             intermediate=config.intermediate_size,
             heads=config.num_heads,
@@ -137,13 +136,13 @@ class NativeDecoder:
             positions=positions,
             type=TYPES[weights.dtype],
             threads=self.threads,
-            qkv_bias=layers[0].qkv_bias is not None,
-            o_bias=layers[0].o_bias is not None,
-            qk_norm=layers[0].q_norm is not None,
+            qkv_bias=config.qkv_bias,
+            o_bias=config.o_bias,
+            qk_norm=config.qk_norm,
             eps=config.rms_norm_eps,
             cos=self._cos.data_ptr(),
             sin=self._sin.data_ptr(),
-            embed=None if self._embed is None else self._embed.data_ptr(),
+            embed=None if self._embed is None else _address(self._embed, weights.dtype),
         )
         library.aphoton_create.restype = c_void_p
         library.aphoton_forward.restype = c_int
@@ -154,11 +153,15 @@ class NativeDecoder:
         self._handle = c_void_p(handle)
         # Not at exit: a thread that has not ended by then may still be in a step.
         weakref.finalize(self, _destroy, library, self._handle, os.getpid()).atexit = False
-        while len(layers):
-            index = len(layers) - 1
-            self._set_layer(library, index, layers.pop(), config.window(index))
-        final_norm, head = weights.final_norm.float().contiguous(), weights.lm_head.contiguous()
-        library.aphoton_set_head(self._handle, c_void_p(final_norm.data_ptr()), c_void_p(head.data_ptr()))
+        weights.hand_over(
+            lambda index, layer: self._set_layer(library, index, layer, config.window(index)),
+            lambda head: library.aphoton_set_head(self._handle, c_void_p(_address(head, weights.dtype))),
+        )
+        final_norm = weights.final_norm.float().contiguous()
+        library.aphoton_set_final_norm(self._handle, c_void_p(final_norm.data_ptr()))
+        cos, sin = weights.rope.cos_sin(torch.arange(positions))
+        self._cos.copy_(cos)
+        self._sin.copy_(sin)
 
     def forward(self, step: Step, kv: Pages) -> Tensor:
         """Runs one step: writes its keys and values into ``kv`` and returns each row's next-token logits.

@@ -87,16 +87,13 @@ static int prepare(decoder *d)
             .merges = most(b->merges, round_up(merges, 64)),
             .parts = most(b->parts, round_up(parts, 64)),
         };
-        region measure = {NULL, 0};
-        take_scratch(d, &larger, &measure);
-        larger.memory = allocate(measure.used);
-        if (!larger.memory)
+        unmap(&b->memory); /* first: the two together would be the most that a step ever takes */
+        *b = (scratch){0};
+        take_scratch(d, &larger, &larger.memory);
+        if (!map(&larger.memory))
             return NO_MEMORY;
-        region r = {larger.memory, 0};
-        take_scratch(d, &larger, &r);
-        free(b->memory);
+        take_scratch(d, &larger, &larger.memory);
         *b = larger;
-        memset(b->x, 0, sizeof(float) * (size_t)(b->tokens * d->x_width));
     }
     make_plan(d, false, true, &b->plan);
     make_plan(d, true, true, &b->trimmed);

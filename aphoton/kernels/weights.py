@@ -1,18 +1,19 @@
-"""`DecoderWeights`: what the native kernels take of a loaded model, so that they need not know the models' room."""
+"""`DecoderWeights`: what the native kernels take of a model, so that they need not know the models' room."""
 
-from typing import Protocol, TypeVar
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 __all__ = ["DecoderWeights", "LayerWeights", "ModelShape"]
 
-L = TypeVar("L", covariant=True)
-
 
 class ModelShape(Protocol):
     """A model's sizes. ``window`` gives a layer's sliding window in tokens, or None."""
 
+    @property
+    def num_layers(self) -> int: ...
     @property
     def vocab_size(self) -> int: ...
     @property
@@ -27,6 +28,12 @@ class ModelShape(Protocol):
     def head_dim(self) -> int: ...
     @property
     def rms_norm_eps(self) -> float: ...
+    @property
+    def qkv_bias(self) -> bool: ...
+    @property
+    def o_bias(self) -> bool: ...
+    @property
+    def qk_norm(self) -> bool: ...
     def window(self, layer: int, /) -> int | None: ...
 
 
@@ -55,14 +62,6 @@ class LayerWeights(Protocol):
     def down(self) -> Tensor: ...
 
 
-class LayerList(Protocol[L]):
-    """A list, as far as layers are taken off its end."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> L: ...
-    def pop(self) -> L: ...
-
-
 class Rotation(Protocol):
     """Rotary embeddings: cosines and sines of positions, [T, head_dim / 2] float32 each."""
 
@@ -70,7 +69,7 @@ class Rotation(Protocol):
 
 
 class DecoderWeights(Protocol):
-    """A loaded model on the CPU.
+    """A model on the CPU, loaded or about to be: what stands in its tensors counts once it has handed its layers over.
 
     :ivar embed: [V, H]
     :ivar lm_head: [V, H], the same tensor as ``embed`` when the model ties them.
@@ -85,8 +84,9 @@ class DecoderWeights(Protocol):
     @property
     def embed(self) -> Tensor: ...
     @property
-    def layers(self) -> LayerList[LayerWeights]: ...
-    @property
     def final_norm(self) -> Tensor: ...
     @property
     def lm_head(self) -> Tensor: ...
+
+    def hand_over(self, take_layer: Callable[[int, LayerWeights], None], take_head: Callable[[Tensor], None]) -> None:
+        """Gives each layer and the head [V, H] away once, in any order, and holds neither afterwards."""

@@ -24,10 +24,9 @@ def ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator
     try:
         pending: deque[Future[Result]] = deque(pool.submit(function, item) for item in islice(remaining, workers))
         while pending:
-            result = pending.popleft().result()
+            results = [pending.popleft().result()]
             for item in islice(remaining, 1):
                 pending.append(pool.submit(function, item))
-            yield result
-            del result  # before the next one is awaited: a tensor may be gigabytes
+            yield results.pop()  # held by nobody but the caller: a tensor may be gigabytes
     finally:
         pool.shutdown(cancel_futures=True)

@@ -1,7 +1,8 @@
 """`Decoder`: the forward pass of Llama, Qwen2, Qwen3 and Mistral in torch."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -26,6 +27,13 @@ SCORED = 128
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Name of the one tensor that Hugging Face's checkpoints do not have: a GGUF file's divisors of `Rope.inv_freq`."""
+
+
+LAYER = "model.layers."
+"""What the names of a layer's tensors begin with, before its index."""
+
+HEAD = -1
+"""The head's place among the layers' indices."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -69,13 +77,15 @@ class Decoder:
     def __init__(
         self, config: ModelConfig, *, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
     ) -> None:
-        """Allocates; the weights' values mean nothing until `load` has filled them."""
+        """Allocates; the weights' values mean nothing until they have been filled: see `load` and `open`."""
 
         def empty(*shape: int) -> Tensor:
             return _empty(shape, dtype, torch.device(device))
 
         hidden, head = config.hidden_size, config.head_dim
         queries, qkv = config.num_heads * head, (config.num_heads + 2 * config.num_kv_heads) * head
+        self._unread: Iterable[tuple[str, Tensor]] | None = None
+        self._source = ""
         self.config = config
         self.dtype = dtype
         self.device = torch.device(device)
@@ -115,20 +125,86 @@ class Decoder:
         :param source: what to call the checkpoint in an error.
         :raises ModelError: for a tensor that is missing, unknown, or of another shape than ``config`` says.
         """
-        decoder = cls(config, dtype=dtype, device=device)
-        places = decoder._places()
-        found: dict[str, tuple[int, ...]] = {}
-        with torch.no_grad():
-            for name, tensor in weights:
-                found[name] = tuple(tensor.shape)
-                place = places.get(name)
-                if name == ROPE_FACTORS and tensor.shape == decoder.rope.inv_freq.shape:
-                    decoder.rope = Rope(config, factors=tensor, device=device)
-                elif place is not None and place.shape == tensor.shape:
-                    place.copy_(tensor)
-                # What fits nowhere is left to the check, which knows what may.
-        check_tensors(config, found, source)
+        decoder = cls.open(config, weights, dtype=dtype, device=device, source=source)
+        decoder.read()
         return decoder
+
+    @classmethod
+    def open(
+        cls,
+        config: ModelConfig,
+        weights: Iterable[tuple[str, Tensor]],
+        *,
+        dtype: torch.dtype = torch.float32,
+        device: torch.device | str = "cpu",
+        source: str = "checkpoint",
+    ) -> "Decoder":
+        """The same, with ``weights`` still to be read, by `read` or `hand_over`: it takes hardly any memory before."""
+        decoder = cls(config, dtype=dtype, device=device)
+        decoder._unread, decoder._source = weights, source
+        return decoder
+
+    def read(self) -> None:
+        """Reads the weights, if that has not been done yet.
+
+        :raises ModelError: as `load` does.
+        """
+        for _ in self._parts():
+            pass
+
+    def hand_over(self, take_layer: Callable[[int, DecoderLayer], None], take_head: Callable[[Tensor], None]) -> None:
+        """Gives the weights away, each layer and the head as soon as it has been read: nothing need be there twice, and
+        the decoder holds neither afterwards, nor a tied embedding. What it is to keep is for the taker to copy.
+
+        :param take_layer: called with each layer's index and weights.
+        :param take_head: called with `lm_head`.
+        :raises ModelError: as `load` does. By then some have been given away.
+        """
+        parts, layers = self._parts(), dict(enumerate(self.layers))
+        self.layers = []
+        for part in parts:
+            if part == HEAD:
+                take_head(self.lm_head)
+                self.lm_head = self.lm_head.new_empty(0, self.config.hidden_size)
+                if self.config.tie_embeddings:
+                    self.embed = self.lm_head
+            else:
+                take_layer(part, layers.pop(part))
+
+    def _parts(self) -> Iterator[int]:
+        """Reads what has not been read, and yields the index of each layer, and `HEAD`, when all of it is there."""
+        unread, self._unread = self._unread, None
+        if unread is None:
+            return iter((*range(len(self.layers)), HEAD))
+        return self._reading(unread, self._places())
+
+    def _reading(self, unread: Iterable[tuple[str, Tensor]], places: dict[str, Tensor]) -> Iterator[int]:
+        found: dict[str, tuple[int, ...]] = {}
+        missing = Counter(map(self._part, places))
+        for name, tensor in unread:
+            found[name] = tuple(tensor.shape)
+            place = places.pop(name, None)
+            if name == ROPE_FACTORS and tensor.shape == self.rope.inv_freq.shape:
+                self.rope = Rope(self.config, factors=tensor, device=self.device)
+            elif place is not None and place.shape == tensor.shape:
+                with torch.no_grad():
+                    place.copy_(tensor)
+            # What fits nowhere is left to the check, which knows what may.
+            part = None if place is None else self._part(name)
+            del tensor, place  # what is yielded may be given away, and its memory with it
+            if part is not None:
+                missing[part] -= 1
+                if not missing[part]:
+                    yield part
+        check_tensors(self.config, found, self._source)
+
+    def _part(self, name: str) -> int | None:
+        """The part of the model that a tensor belongs to, as `_parts` has it; None: it is not given away."""
+        if name.startswith(LAYER):
+            return int(name.removeprefix(LAYER).partition(".")[0])
+        return (
+            HEAD if name == ("model.embed_tokens.weight" if self.config.tie_embeddings else "lm_head.weight") else None
+        )
 
     def _places(self) -> dict[str, Tensor]:
         """Where each checkpoint tensor goes: Hugging Face's names to views of the fused weights."""
@@ -136,7 +212,7 @@ class Decoder:
         sizes = [self.config.num_heads * head] + [self.config.num_kv_heads * head] * 2
         places = {"model.embed_tokens.weight": self.embed}
         for index, layer in enumerate(self.layers):
-            prefix = f"model.layers.{index}"
+            prefix = f"{LAYER}{index}"
             places[f"{prefix}.input_layernorm.weight"] = layer.input_norm
             for letter, part in zip("qkv", torch.split(layer.qkv, sizes), strict=True):
                 places[f"{prefix}.self_attn.{letter}_proj.weight"] = part

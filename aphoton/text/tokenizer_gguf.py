@@ -105,7 +105,7 @@ def _byte_level(tokens: list[str], merges: list[str] | None, pre: Pretokenizer, 
         raise ModelError(f"{source}: expected the tokenizer's merges in tokenizer.ggml.merges")
     vocab = {token: i for i, token in enumerate(tokens)}
     backend = tokenizers.Tokenizer(
-        models.BPE(vocab=vocab, merges=_pairs(merges, source), ignore_merges=pre.ignore_merges)
+        models.BPE(vocab=vocab, merges=_pairs(merges, tokens, source), ignore_merges=pre.ignore_merges)
     )
     if pre.normalizer is not None:
         backend.normalizer = pre.normalizer
@@ -125,7 +125,7 @@ def _sentencepiece(
     """SentencePiece BPE: the pair whose union scores best is merged first; what is in no token goes byte by byte."""
     vocab = {token: i for i, token in enumerate(tokens)}
     if merges is not None:
-        pairs = _pairs(merges, source)
+        pairs = _pairs(merges, tokens, source)
     elif scores is not None and len(scores) == len(tokens):
         pairs = _merges_from_scores(tokens, types, scores)
     else:
@@ -164,13 +164,15 @@ def _add_bos_eos(backend: tokenizers.Tokenizer, tokens: list[str], bos: int | No
     )
 
 
-def _pairs(merges: list[str], source: str) -> list[tuple[str, str]]:
+def _pairs(merges: list[str], tokens: list[str], source: str) -> list[tuple[str, str]]:
+    """The two tokens of each merge: the strings of ``tokens``, for others would take several MB once more."""
+    own = {token: token for token in tokens}
     pairs = []
     for merge in merges:
         left, _, right = merge.partition(" ")
         if not left or not right:
             raise ModelError(f"{source}: {merge!r} in tokenizer.ggml.merges, expected two tokens and a space")
-        pairs.append((left, right))
+        pairs.append((own.get(left, left), own.get(right, right)))
     return pairs
 
 

@@ -121,7 +121,7 @@ def test_an_engine_whose_loop_has_ended_holds_no_model() -> None:
 
 @pytest.mark.real_model
 def test_a_second_engine_fits_in_what_the_first_used(smollm2: Path) -> None:
-    """By the most that the process has ever had in memory: loading takes more than running does."""
+    """By the most that the process has ever had in memory. Running takes more than loading does."""
     if not Path("/proc/self/status").exists():
         pytest.skip("only Linux tells the most that a process has had in memory since it began")
     program = f"""
@@ -143,5 +143,5 @@ for _ in range(2):
     assert done.returncode == 0, done.stderr
     first, second = (int(line) * 1024 for line in done.stdout.split())
     assert first > 500 * MEBI, "the weights alone take as much"
-    # The C library keeps some of what threads have freed: the same allowance as for requests.
-    assert second < first + 20 * MEBI
+    # The C library and Python keep holes in what has been freed: 3 to 4 MiB were seen.
+    assert second < first + 8 * MEBI

@@ -1,7 +1,9 @@
 """Logits against transformers, and what is said of weights that do not fit."""
 
+import weakref
 from inspect import signature
 
+import msgspec
 import pytest
 import torch
 import transformers
@@ -239,6 +241,52 @@ def test_load_passes_over_what_follows_from_the_rest():
     }
     decoder = Decoder.load(tiny(), weights.items())
     assert (decoder.lm_head == 1).all()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_weights_are_handed_over_as_they_are_read(tied):
+    """And nobody holds what has been read or given away."""
+    config = msgspec.structs.replace(tiny(), tie_embeddings=tied)
+    made = {name: torch.randn(shape) for name, shape in tensor_shapes(config).items()}
+    expected = Decoder.load(config, made.items())
+    given, seen = [], []
+
+    def read():
+        for name, tensor in made.items():
+            assert all(held() is None for held in given)
+            copies = [tensor.clone()]
+            given.append(weakref.ref(copies[0]))
+            yield name, copies.pop()
+
+    def take_layer(index, layer):
+        assert all(held() is None for held in given)
+        assert torch.equal(layer.qkv, expected.layers[index].qkv)
+        assert torch.equal(layer.down, expected.layers[index].down)
+        given.append(weakref.ref(layer.qkv))
+        seen.append(index)
+
+    def take_head(head):
+        assert torch.equal(head, expected.lm_head)
+        given.append(weakref.ref(head))
+        seen.append("head")
+
+    decoder = Decoder.open(config, read())
+    assert seen == []
+    decoder.hand_over(take_layer, take_head)
+    assert seen == (["head", 0, 1] if tied else [0, 1, "head"])
+    assert all(held() is None for held in given)
+    assert torch.equal(decoder.final_norm, expected.final_norm)
+    assert decoder.layers == [] and decoder.embed.shape == ((0, 8) if tied else (11, 8))
+
+
+def test_what_is_missing_is_named_when_the_rest_has_been_handed_over():
+    weights = tiny_weights()
+    del weights["model.layers.0.self_attn.o_proj.weight"]
+    seen = []
+    decoder = Decoder.open(tiny(), weights.items(), source="here")
+    with pytest.raises(ModelError, match=r"here: tensor model\.layers\.0\.self_attn\.o_proj\.weight is missing"):
+        decoder.hand_over(lambda index, layer: seen.append(index), lambda head: seen.append("head"))
+    assert seen == ["head", 1]
 
 
 @pytest.mark.parametrize("cuts", [[], [1, 140], [299]])
