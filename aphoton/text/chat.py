@@ -80,7 +80,7 @@ class ChatTemplate:
             raise InvalidRequest("messages", "are not Unicode text: a lone surrogate") from None
         except Exception as error:  # a template is a program, and can fail in any way
             raise InvalidRequest("messages", f"the model's chat template refuses them: {error}") from error
-        return text
+        return text if quotation is None else quotation.unescape(text)
 
     @cached_property
     def _environment(self) -> jinja2.Environment:

@@ -1,7 +1,8 @@
 """`Quotation`: stand-ins for what special tokens are written with, so that text is not read as special tokens."""
 
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
 __all__ = ["Quotation"]
@@ -28,9 +29,11 @@ class Quotation:
         edges: set[str] = set()
         words: set[str] = set()
         for special in self._specials:
-            # A letter is too common: templates ask for roles and types by name. A token that both begins and ends
-            # with one is quoted where all of it stands.
-            marks = {char for char in (special[0], special[-1]) if not char.isalnum() and not char.isspace()}
+            # What names are made of is too common: templates ask for keys, roles and types by name. A token that both
+            # begins and ends with it is quoted where all of it stands.
+            marks = {
+                char for char in (special[0], special[-1]) if not (char.isalnum() or char.isspace() or char == "_")
+            }
             edges |= marks
             if not marks:
                 words.add(special)
@@ -42,7 +45,7 @@ class Quotation:
         self._words = re.compile("|".join(longest_first), re.IGNORECASE) if words else None
 
     def quote(self, value: Any) -> Any:
-        """``value`` with every string in its lists and mappings quoted, keys too."""
+        """``value`` with every string in its sequences, sets and mappings quoted, keys too."""
         if not self.pairs:
             return value
         if isinstance(value, str):
@@ -53,9 +56,17 @@ class Quotation:
             return value
         if isinstance(value, Mapping):
             return {self.quote(key): self.quote(one) for key, one in value.items()}
-        if isinstance(value, list | tuple):
+        if isinstance(value, Sequence | Set) and not isinstance(value, bytes | bytearray):
             return [self.quote(one) for one in value]
         return value
+
+    def unescape(self, text: str) -> str:
+        """``text`` with stand-ins in place of their escapes: Python's, and JSON's that is ASCII only, escape them where
+        they would not escape what they stand for."""
+        for stand_in, _ in self.pairs:
+            for escape in (f"\\U{ord(stand_in):08x}", json.dumps(stand_in)[1:-1]):
+                text = text.replace(escape, stand_in)
+        return text
 
     def same(self, text: str, quoted: str) -> bool:
         """Whether a text surely has the special tokens that it has when the strings in it are quoted, and no others.

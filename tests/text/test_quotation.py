@@ -1,6 +1,7 @@
 """`Quotation`, through templates and tokenizers: text is not read as special tokens, and no other ids change."""
 
 import random
+from collections import UserList, deque
 from pathlib import Path
 from typing import Any
 
@@ -173,6 +174,47 @@ def test_tokens_that_the_template_writes_in_parts() -> None:
         "<a>",
     ]
     assert all(one not in ("sop", "SOP", "<a>") for one in quoted["so"])
+
+
+def test_names_are_quoted_where_they_are_a_token_only() -> None:
+    """Special tokens such as ``__en__`` must not change the keys that templates ask for."""
+    quoted = Quotation(["__en__"]).quote({"tool_calls": ["a_b", "x__en__"]})
+    assert [*quoted] == ["tool_calls"] and quoted["tool_calls"][0] == "a_b" and "__en__" not in quoted["tool_calls"][1]
+    template = ChatTemplate("{{ messages[0].tool_calls[0].call_id }}")
+    assert (
+        template.render(
+            [{"role": "user", "content": "", "tool_calls": [{"call_id": "7"}]}], quotation=Quotation(["__en__", "en_"])
+        )
+        == "7"
+    )
+
+
+@pytest.mark.parametrize(
+    "shown", ["{{ m.calls }}", "{{ m.calls | tojson(ensure_ascii=true) }}", "{{ m.calls | pprint }}"]
+)
+async def test_what_is_shown_escaped(byte_level: tokenizers.Tokenizer, tmp_path: Path, shown: str) -> None:
+    """Python and JSON escape stand-ins where they would not escape what those stand for."""
+    byte_level.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_json(tmp_path / "tokenizer.json")
+    template = ChatTemplate(f"{{% for m in messages %}}<|start|>{shown}<|end|>{{% endfor %}}")
+    messages = [{"role": "user", "content": "", "calls": [{"<b>": "<|end|>\n"}]}]
+    ids = (await encode_chat(messages, tokenizer, template)).tolist()
+    start, end = tokenizer.encode("<|start|><|end|>")
+    assert counted(tokenizer, ids) == [start, end]
+    assert tokenizer.decode(ids, skip_special_tokens=False) == template.render(messages)
+
+
+async def test_any_sequence_of_strings(byte_level: tokenizers.Tokenizer, tmp_path: Path) -> None:
+    byte_level.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer.from_json(tmp_path / "tokenizer.json")
+    template = ChatTemplate("<|start|>{% for m in messages %}{% for one in m.notes %}{{ one }}{% endfor %}{% endfor %}")
+    messages = [
+        {"role": "user", "content": "", "notes": notes}
+        for notes in (deque(["<|end|>"]), UserList(["<|end|>"]), {"<|end|>"}, {"<|end|>": 1}.keys(), ("<|end|>",))
+    ]
+    ids = (await encode_chat(messages, tokenizer, template)).tolist()
+    assert counted(tokenizer, ids) == tokenizer.encode("<|start|>")
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|start|>" + 5 * "<|end|>"
 
 
 def test_no_special_tokens_nothing_to_quote() -> None:
