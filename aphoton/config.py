@@ -10,7 +10,7 @@ from aphoton.errors import InvalidRequest
 
 __all__ = ["DtypeName", "EngineConfig", "Kernels", "Overload"]
 
-DEVICE = re.compile(r"auto|cpu|cuda(:\d{1,4})?|sim")
+DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]{0,3}))?|sim")
 DtypeName = Literal["auto", "float32", "bfloat16", "float16"]
 Kernels = Literal["auto", "native", "fused", "torch"]
 Overload = Literal["wait", "raise"]

@@ -198,6 +198,11 @@ def test_settings_by_keyword_go_before_those_of_the_struct() -> None:
     [
         ({"max_row": 3}, "max_row"),
         ({"device": "tpu"}, "device"),
+        ({"device": "CUDA"}, "device"),
+        ({"device": "cuda:"}, "device"),
+        ({"device": "cuda:-1"}, "device"),
+        ({"device": "cuda:01"}, "device"),  # torch knows neither this nor the next
+        ({"device": "cuda:\u0661"}, "device"),
         ({"device": None}, "device"),
         ({"dtype": "float64"}, "dtype"),
         ({"kernels": "fast"}, "kernels"),
