@@ -4,8 +4,9 @@ import asyncio
 import itertools
 
 import pytest
+from engine.waiting import idle, until
 
-from aphoton import Engine, SimModel
+from aphoton import CompletionStream, Engine, EngineClosed, EngineDead, SimModel
 from aphoton.turnstile import Turnstile
 
 
@@ -88,3 +89,45 @@ async def test_others_have_turns_between_the_consumers_of_a_step(monkeypatch: py
             most = max(most, woken - before)
     assert woken == 32 * 50
     assert most == 4
+
+
+@pytest.mark.parametrize("end", ["close", "die", "cancel", "abort"])
+async def test_an_end_reaches_all_who_stand_in_line(monkeypatch: pytest.MonkeyPatch, end: str) -> None:
+    """With several choices behind one waiter, too; from another thread, too."""
+    monkeypatch.setattr("aphoton.engine.CONSUMERS", 1)
+    engine = await Engine(SimModel(turns=(20,), vocab_size=300), max_rows=64, max_model_len=4096).start()
+    streams = [engine.stream([1, 2, 3], max_tokens=3000, ignore_eos=True, n=1 + 2 * (i % 2)) for i in range(30)]
+    begun = 0
+
+    async def consume(stream: CompletionStream) -> list[str | None]:
+        nonlocal begun
+        reasons = []
+        async for piece in stream:
+            begun += not reasons
+            reasons.append(piece.finish_reason)
+        return reasons
+
+    tasks = [asyncio.create_task(consume(stream)) for stream in streams]
+    async with asyncio.timeout(20):
+        await until(lambda: begun == 30 and len(engine._consumers) > 10)
+        match end:
+            case "close":
+                await engine.aclose()
+            case "die":
+                engine._die(RuntimeError("a fault"))
+            case "cancel":
+                for task in tasks:
+                    task.cancel()
+            case _:
+                for stream in streams:
+                    await asyncio.to_thread(asyncio.run, stream.aclose())
+        ends = await asyncio.gather(*tasks, return_exceptions=True)
+    if end == "abort":
+        assert all(isinstance(reasons, list) for reasons in ends)
+    else:
+        expected = {"close": EngineClosed, "die": EngineDead, "cancel": asyncio.CancelledError}[end]
+        assert {type(one) for one in ends} == {expected}
+    if end in ("cancel", "abort"):
+        await idle(engine)
+    await engine.aclose()
+    assert not len(engine._consumers)
