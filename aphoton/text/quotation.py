@@ -73,7 +73,9 @@ class Quotation:
 
         Takes much less time than to encode the two.
         """
-        return text == quoted or (self._literal and all(text.count(one) == quoted.count(one) for one in self._specials))
+        if not self._literal:  # a normalizer may make one of what has nothing to quote
+            return not self._specials
+        return text == quoted or all(text.count(one) == quoted.count(one) for one in self._specials)
 
     def _stand_in(self, match: re.Match[str]) -> str:
         found = match.group()
