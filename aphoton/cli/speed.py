@@ -1,5 +1,6 @@
 """`measure_speed`: throughput, latencies, and where the time of a step goes."""
 
+from collections import Counter
 from collections.abc import AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from itertools import product
@@ -65,6 +66,7 @@ async def measure_speed(plan: Plan) -> Report:
         peers = _peers(plan, entries) if plan.against else []
         theirs: dict[str, list[float]] = {peer.dtype: [] for peer in peers}
         tokens: dict[str, list[int]] = {}
+        done: Counter[Engine] = Counter()  # runs, in one order for all engines, so that each has the same prompts
         for number in range(plan.rounds):
             # In turns, so that what else the machine does meets all of them.
             for entry in entries:
@@ -72,7 +74,8 @@ async def measure_speed(plan: Plan) -> Report:
                     engine = f"{entry.dtype or entry.kernels}, depth {entry.depth}"
                     engine += f", {entry.variant}" if entry.variant else ""
                     say(f"round {number + 1} of {plan.rounds}: {engine}, {streams} streams")
-                    work = entry.workload.afresh(number + 1).run(entry.engine, streams)
+                    done[entry.engine] += 1
+                    work = entry.workload.afresh(done[entry.engine]).run(entry.engine, streams)
                     entry.rounds[streams].append(await (beside(work, entry.gaps[streams]) if plan.heartbeat else work))
             for peer in peers:
                 say(f"round {number + 1} of {plan.rounds}: transformers, {peer.dtype}")

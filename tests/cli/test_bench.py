@@ -6,7 +6,8 @@ import pytest
 from cli.benching import SHORT, check_runs, read_bench
 from cli.running import Run
 
-from aphoton.cli.workload import Workload
+from aphoton import Engine
+from aphoton.cli.workload import Round, Workload
 
 
 def test_dtypes_depths_and_transformers(run: Run, tmp_path: Path) -> None:
@@ -90,6 +91,28 @@ def test_conversations_with_the_cache_and_without(run: Run, tmp_path: Path) -> N
     # Of the last turn's 190 tokens 144 or more are there; each costs 0.1 ms, for all of 8 streams in a step or two.
     assert cached.ttft.p50 < without.ttft.p50 / 2
     assert "conversations of 3 turns" in text
+
+
+@pytest.mark.parametrize("more", [("--turns", "2"), ("--shared-prefix", "32")])
+def test_nothing_that_was_run_before_is_asked_again(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: tuple[str, str]
+) -> None:
+    """Neither in another round, nor with another number of streams: the cache would have all of it."""
+    cached: list[int] = []
+    original = Workload.run
+
+    async def spy(work: Workload, engine: Engine, concurrency: int) -> Round:
+        round_ = await original(work, engine, concurrency)
+        cached.extend(done.usage.cached_tokens for (_, turn), done in round_.completions.items() if not turn)
+        return round_
+
+    monkeypatch.setattr(Workload, "run", spy)
+    read_bench(
+        run, tmp_path, "sim", "--device", "sim", "--concurrency", "1,2", "--rounds", "2", "--depth", "2",
+        "--prompt-tokens", "80", "--output-tokens", "4", "--warmup", "0", *more,
+    )  # fmt: skip
+    assert len(cached) >= 2 * 2 * 3
+    assert max(cached) <= 32, "of 80 tokens no more than all share"
 
 
 def test_shares_of_constrained_requests(run: Run, tmp_path: Path) -> None:
