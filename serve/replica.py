@@ -95,7 +95,7 @@ class EngineReplica:
 
 
 class ServiceReplica(EngineReplica):
-    """One engine, and the endpoints over it, in one actor: what it says goes to Serve's proxy at once."""
+    """One engine, and the endpoints over it, in one actor: what it says goes to Serve's proxy through no other."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, name: str, model: str, settings: dict[str, Any], service: ServiceSettings, keys: KeyRing
