@@ -35,8 +35,7 @@ class EngineReplica:
 
     async def card(self) -> ModelCard:
         """What this model is."""
-        (card,) = await self._backend.models()
-        return card
+        return await self._backend.card(self._name)
 
     async def stream(self, job: Job) -> AsyncIterator[Part | Problem]:
         """The answers to a job, part by part, and no more often than it pays."""
