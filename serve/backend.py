@@ -8,7 +8,19 @@ import msgspec
 from aphoton import FinishReason, SamplingParams, Usage
 from aphoton_serve.errors import ApiError
 
-__all__ = ["Answer", "Backend", "Choice", "Family", "Job", "ModelCard", "Part", "PartStream", "Score", "Ticks"]
+__all__ = [
+    "Answer",
+    "Backend",
+    "Choice",
+    "Family",
+    "Job",
+    "ModelCard",
+    "Part",
+    "PartStream",
+    "Score",
+    "Ticks",
+    "unknown_model",
+]
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
