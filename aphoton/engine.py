@@ -138,9 +138,10 @@ class Engine:
         return self
 
     def _end_loading(self, loading: asyncio.Task[Loaded]) -> None:
-        self._loading = None  # it keeps the model, or the frames in which it failed
-        if not loading.cancelled():
-            loading.exception()  # seen: whoever has given the start up does not hear of it
+        self._loading = None  # it keeps the model
+        # The exception is seen by that: whoever has given the start up does not hear of it.
+        if not loading.cancelled() and (fault := loading.exception()) is not None:
+            traceback.clear_frames(fault.__traceback__)  # they have what was loaded by then in their variables
 
     def _assemble(self, loaded: Loaded) -> None:
         """All that stands between requests and the device."""

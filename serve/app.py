@@ -1,7 +1,8 @@
 """`build`: the Ray Serve application.
 
 ``serve run aphoton_serve.app:build model=smollm2`` on a laptop; ``serve deploy`` with the same arguments in YAML on a
-cluster. One deployment has the HTTP endpoints, and each model one of its own, whose replicas hold an engine each.
+cluster. Each model has a deployment of its own, whose replicas hold an engine each. One more has the HTTP endpoints,
+unless there is but one model with one replica: that one has them itself.
 """
 
 from typing import Any
@@ -22,7 +23,7 @@ from aphoton_serve.scaling import replicas_wanted
 from aphoton_serve.service import make_app
 from aphoton_serve.settings import ServiceSettings
 
-__all__ = ["ModelArgs", "ServiceArgs", "build", "run"]
+__all__ = ["ModelArgs", "ServiceArgs", "application", "build", "run"]
 
 INGRESS_REQUESTS = 10_000
 """That one replica of the endpoints may hold: they only pass on what engines say."""

@@ -8,7 +8,19 @@ import msgspec
 from aphoton import FinishReason, SamplingParams, Usage
 from aphoton_serve.errors import ApiError
 
-__all__ = ["Answer", "Backend", "Choice", "Family", "Job", "ModelCard", "Part", "PartStream", "Score", "Ticks"]
+__all__ = [
+    "Answer",
+    "Backend",
+    "Choice",
+    "Family",
+    "Job",
+    "ModelCard",
+    "Part",
+    "PartStream",
+    "Score",
+    "Ticks",
+    "unknown_model",
+]
 
 
 class ModelCard(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,8 +120,12 @@ class Backend(Protocol):
     Every call raises what `aphoton_serve.errors.describe` knows, and `ApiError` 404 for a model that is not there.
     """
 
-    async def models(self) -> list[ModelCard]:
-        """All models, in a fixed order."""
+    @property
+    def names(self) -> Sequence[str]:
+        """Of all models, in a fixed order."""
+
+    async def card(self, model: str) -> ModelCard:
+        """What a model is."""
 
     def stream(self, model: str, job: Job) -> PartStream:
         """The answers to a job, part by part."""

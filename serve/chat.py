@@ -34,7 +34,7 @@ from aphoton_serve.sampling import chat_params, renamed, wanted_tools
 from aphoton_serve.sse import Emit
 from aphoton_serve.tracing import trace_of
 
-__all__ = ["ChatEndpoint"]
+__all__ = ["ChatEndpoint", "finish_word"]
 
 
 class ChatEndpoint:

@@ -9,7 +9,7 @@ import msgspec
 
 from aphoton.errors import InvalidRequest
 
-__all__ = ["BEGIN", "END", "ToolCall", "ToolParser", "call_schema", "with_tools"]
+__all__ = ["ToolCall", "ToolParser", "call_schema", "with_tools"]
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from aphoton_serve.attendance import ClientGone, attended
-from aphoton_serve.backend import Backend, ModelCard, unknown_model
+from aphoton_serve.backend import Backend, ModelCard
 from aphoton_serve.body import decode, read_body
 from aphoton_serve.errors import ApiError
 from aphoton_serve.messages import text_length
@@ -42,12 +42,9 @@ class Intake:
 
     async def card(self, model: str) -> ModelCard:
         """:raises ApiError: 404, when there is no such model, and 400 for an adapter of one: ``BASE:ADAPTER``."""
-        cards = {card.id: card for card in await self.backend.models()}
-        if model in cards:
-            return cards[model]
-        found = with_adapter(model, cards)
+        found = with_adapter(model, self.backend.names)
         if found is None:
-            raise unknown_model(model)
+            return await self.backend.card(model)
         raise ApiError(400, f"the model {found[0]!r:.200} takes no adapters", param="model", code="unsupported_adapter")
 
     def check_prompt(self, field: str, prompt: Any) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from aphoton.errors import InvalidRequest
 
-__all__ = ["KEYS_VARIABLE", "KeyRing", "read_keys"]
+__all__ = ["KeyRing", "read_keys"]
 
 KEYS_VARIABLE = "APHOTON_API_KEYS"
 SHORTEST = 8

@@ -103,8 +103,15 @@ class LocalBackend:
         except KeyError:
             raise unknown_model(model) from None
 
-    async def models(self) -> list[ModelCard]:
-        return list(self._cards.values())
+    @property
+    def names(self) -> list[str]:
+        return list(self._cards)
+
+    async def card(self, model: str) -> ModelCard:
+        try:
+            return self._cards[model]
+        except KeyError:
+            raise unknown_model(model) from None
 
     def stream(self, model: str, job: Job) -> PartStream:
         return LocalStream(model, self.engine(model), job, self._metrics)

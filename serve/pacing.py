@@ -14,11 +14,11 @@ class Pacer:
     """How often each of some streams may send, which all share one process.
 
     A message between actors of Ray takes the processes that pass it on about as long as it takes an engine to make ten
-    tokens. So what the streams send together is bounded, and a stream among many sends fewer and longer messages.
+    tokens. So a stream among many sends fewer and longer messages.
 
     :param shortest: seconds between two messages of a stream that is alone.
-    :param longest: seconds, however many there are.
-    :param rate: messages a second, of all streams together.
+    :param longest: seconds, however many there are: it goes before ``rate``.
+    :param rate: messages a second that all streams together aim at.
     """
 
     def __init__(self, shortest: float = 0.02, longest: float = 0.2, rate: float = 250.0) -> None:

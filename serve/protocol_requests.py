@@ -89,7 +89,9 @@ class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Function(msgspec.Struct, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A function that the model may call; ``parameters`` is a JSON schema."""
+    """A function that the model may call; ``parameters`` is a JSON schema. A call that is forced is held to it, and no
+    other, whatever ``strict`` says: that is for the template.
+    """
 
     name: ToolName
     description: str | None = None

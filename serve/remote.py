@@ -34,11 +34,14 @@ class RemoteBackend:
         self._sleepers = frozenset(sleepers)
         self._cards: dict[str, ModelCard] = {}
 
-    async def models(self) -> list[ModelCard]:
-        for name in self._handles:
-            if name not in self._cards:  # a model does not change, and asking may start a replica
-                self._cards[name] = await _call(self._handle(name).card)
-        return [self._cards[name] for name in self._handles]
+    @property
+    def names(self) -> list[str]:
+        return list(self._handles)
+
+    async def card(self, model: str) -> ModelCard:
+        if model not in self._cards:  # a model does not change, and asking may start a replica
+            self._cards[model] = await _call(self._handle(model).card)
+        return self._cards[model]
 
     def stream(self, model: str, job: Job) -> "RemoteStream":
         return RemoteStream(self._handle(model), job)

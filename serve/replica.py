@@ -35,8 +35,7 @@ class EngineReplica:
 
     async def card(self) -> ModelCard:
         """What this model is."""
-        (card,) = await self._backend.models()
-        return card
+        return await self._backend.card(self._name)
 
     async def stream(self, job: Job) -> AsyncIterator[Part | Problem]:
         """The answers to a job, part by part, and no more often than it pays."""
@@ -95,7 +94,7 @@ class EngineReplica:
 
 
 class ServiceReplica(EngineReplica):
-    """One engine, and the endpoints over it, in one actor: what it says goes to Serve's proxy at once."""
+    """One engine, and the endpoints over it, in one actor: what it says goes to Serve's proxy through no other."""
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self, name: str, model: str, settings: dict[str, Any], service: ServiceSettings, keys: KeyRing

@@ -55,7 +55,6 @@ def completion_params(body: CompletionRequest) -> SamplingParams:
     fields = _common(body)
     fields["max_tokens"] = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     fields["logprobs"] = body.logprobs
-    fields["echo"] = body.echo
     return _build(fields, {})
 
 
@@ -85,7 +84,6 @@ def _chat_params(body: ChatRequest) -> tuple[SamplingParams, dict[str, str]]:
         raise ApiError(400, "top_logprobs needs logprobs to be true", param="top_logprobs", code="invalid_value")
     if body.logprobs:
         fields["logprobs"] = body.top_logprobs or 0
-        names["logprobs"] = "logprobs"
     _add_format(body, fields, names)
     _add_forced_call(body, fields, names)
     return _build(fields, names), names

@@ -88,7 +88,7 @@ class PlainEndpoints:
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``."""
-        return _json(ModelList(data=[_model(card) for card in await self._backend.models()]))
+        return _json(ModelList(data=[_model(await self._backend.card(name)) for name in self._backend.names]))
 
     async def model(self, request: Request) -> Response:
         """``GET /v1/models/{id}``."""

@@ -63,7 +63,7 @@ typedef struct {
 /* Memory that is handed out from its beginning; from base NULL it is only measured. */
 typedef struct {
     char *base;
-    size_t used;
+    size_t used, size; /* handed out, and mapped */
 } region;
 
 /* Buffers of a step. They grow to the largest step seen, and are kept. */
@@ -130,16 +130,16 @@ static bool map(region *r)
 #endif
     }
     r->used = 0;
+    r->size = size;
     return true;
 }
 
-/* Takes back what `map` gave, all of which has been handed out. */
+/* Takes back what `map` gave, if it gave any. */
 static void unmap(region *r)
 {
-    const size_t unit = r->used < HUGE_PAGE ? 1 : HUGE_PAGE;
     if (r->base)
-        munmap(r->base, (r->used + unit - 1) / unit * unit);
-    *r = (region){NULL, 0};
+        munmap(r->base, r->size);
+    *r = (region){0};
 }
 
 /* In whole cache lines. */

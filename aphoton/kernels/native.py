@@ -112,6 +112,8 @@ class NativeDecoder:
         :param positions: tokens of the longest sequence: the rotary table is made for that many.
         :param threads: None: as many as there are processors for this process, and not more than torch uses.
         :raises NativeUnavailable: for a model or a machine that the kernels cannot serve; nothing has been taken then.
+        :raises MemoryError: when memory or threads are lacking; the same.
+        :raises ValueError: for weights that have been handed over before.
         """
         _check(weights)
         library = load_library()
@@ -273,8 +275,12 @@ def _address(tensor: Tensor, dtype: torch.dtype) -> int:
 
 
 def _check(weights: DecoderWeights) -> None:
-    """:raises NativeUnavailable: for a model that the kernels cannot run."""
+    """:raises NativeUnavailable: for a model that the kernels cannot run.
+    :raises ValueError: for weights that are not there any more: the kernels would read beyond their end.
+    """
     config = weights.config
+    if weights.lm_head.shape != (config.vocab_size, config.hidden_size):
+        raise ValueError("the weights have been handed over before")
     if weights.dtype not in TYPES:
         raise NativeUnavailable(f"the native kernels compute float32 and bfloat16, not {weights.dtype}")
     if weights.embed.device.type != "cpu":

@@ -14,7 +14,8 @@ Result = TypeVar("Result")
 
 
 def ahead(function: Callable[[Item], Result], items: Iterable[Item]) -> Iterator[Result]:
-    """``function`` of each item, in order, as many at a time as the machine has processors and no more in memory.
+    """``function`` of each item, in order, as many at a time as the machine has processors (16 at most), and in memory
+    no more than these and the one that is given out.
 
     For work that holds no interpreter lock, as numpy's and torch's. Leaving the iterator early drops what is pending.
     """

@@ -303,8 +303,6 @@ class _Reader(GGUFReader):
             strings = Strings(data[position:], count)
             parts.append(strings)
             position += strings.size
-        if position > len(data):
-            raise ValueError(f"an array in the metadata ends at byte {position}")
         return position - orig_offs, parts, list(range(2, len(parts))), [GGUFValueType.ARRAY, GGUFValueType(kind)]
 
     def _build_tensors(self, start_offs: int, fields: list[ReaderField]) -> None:

@@ -6,16 +6,20 @@ import gc
 import subprocess
 import sys
 import weakref
+from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
 import psutil
 import pytest
+import torch
 from engine.machines import Counting, machine
 from engine.waiting import idle
 
-from aphoton import Engine, EngineClosed, EngineDead
+from aphoton import Engine, EngineClosed, EngineDead, ModelError
 from aphoton.device.cpu import CpuDevice
+from aphoton.models import Decoder, RandomCheckpoint
 
 MEBI = 1 << 20
 
@@ -103,6 +107,34 @@ async def test_a_dead_engine_holds_no_model(monkeypatch: pytest.MonkeyPatch) -> 
     gc.collect()
     assert [ref() for ref in held] == [None, None]
     assert isinstance(caught.value.__cause__, OSError) and caught.value.__cause__.__traceback__ is not None
+
+
+@pytest.mark.parametrize("kernels", ["auto", "torch"])
+async def test_an_engine_that_could_not_start_holds_no_model(
+    kernels: Literal["auto", "torch"], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Though the error is kept, with a traceback that goes through all that was loaded by then."""
+    held: list[weakref.ref[Any]] = []
+    opened = Decoder.open
+
+    def watched(*arguments: Any, **settings: Any) -> Decoder:
+        decoder = opened(*arguments, **settings)
+        held.append(weakref.ref(decoder))
+        return decoder
+
+    def ending(checkpoint: RandomCheckpoint) -> Iterator[tuple[str, torch.Tensor]]:
+        yield from islice(weights(checkpoint), 15)  # a layer, and some of the next
+        raise ModelError("the file ends")
+
+    weights = RandomCheckpoint.weights
+    monkeypatch.setattr(RandomCheckpoint, "weights", ending)
+    monkeypatch.setattr(Decoder, "open", watched)
+    engine = Engine("random:tiny", kernels=kernels)
+    with pytest.raises(ModelError, match="the file ends") as caught:
+        await engine.start()
+    gc.collect()
+    assert [ref() for ref in held] == [None]
+    assert caught.value.__traceback__ is not None
 
 
 def test_an_engine_whose_loop_has_ended_holds_no_model() -> None:

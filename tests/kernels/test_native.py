@@ -1,5 +1,6 @@
 """The native decoder against the torch one, on every option of an architecture, and what it refuses."""
 
+import contextlib
 import gc
 import os
 import threading
@@ -7,6 +8,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,9 +16,11 @@ import torch
 from kernels.decoders import Rows, needs_compiler, random_decoder
 
 from aphoton.attention import KVCache
+from aphoton.errors import ModelError
 from aphoton.kernels import NativeUnavailable, library, native
 from aphoton.kernels.native import NativeDecoder
-from aphoton.models import RopeScaling, StepInput
+from aphoton.models import Decoder, RopeScaling, StepInput
+from aphoton.models.decoder import tensor_shapes
 
 pytestmark = needs_compiler
 
@@ -152,6 +156,52 @@ def test_threads_end_with_their_decoder() -> None:
     assert len(os.listdir("/proc/self/task")) == before
 
 
+def mapped() -> int:
+    """Bytes of addresses that this process has in use."""
+    return int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@pytest.mark.skipif(not os.path.isfile("/proc/self/statm"), reason="reads what Linux says of the process")
+def test_memory_that_does_not_suffice_goes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Wherever it ends: before the weights' memory, or between that and the threads'."""
+    import resource
+
+    weights = random_decoder(head_dim=512, num_heads=1, num_kv_heads=1)  # 1.8 MB, and half a MB for a thread
+    NativeDecoder(random_decoder(), positions=64, threads=1)
+    loaded = native.load_library()
+    create, spare = loaded.aphoton_create, 0
+
+    def scarce(shape: object) -> object:
+        soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+        resource.setrlimit(resource.RLIMIT_AS, (mapped() + spare, hard))
+        try:
+            return create(shape)
+        finally:
+            resource.setrlimit(resource.RLIMIT_AS, (soft, hard))
+
+    monkeypatch.setattr(loaded, "aphoton_create", scarce)
+    before = mapped()
+    while weights.layers:  # which are taken when there is enough at last
+        with contextlib.suppress(MemoryError):
+            NativeDecoder(weights, positions=64, threads=1)
+        spare += 1 << 16
+    assert spare > 1 << 21
+    assert mapped() - before < 1 << 22
+
+
+@pytest.mark.skipif(not os.path.isdir("/proc/self/task"), reason="counts threads where Linux lists them")
+def test_weights_that_end_early() -> None:
+    config = random_decoder().config
+    shapes = tensor_shapes(config)
+    del shapes["model.layers.1.mlp.down_proj.weight"]
+    tensors = ((name, torch.zeros(shape)) for name, shape in shapes.items())
+    before = len(os.listdir("/proc/self/task"))
+    with pytest.raises(ModelError, match=r"^here: tensor model\.layers\.1\.mlp\.down_proj\.weight is missing"):
+        NativeDecoder(Decoder.open(config, tensors, source="here"), positions=64, threads=3)
+    gc.collect()
+    assert len(os.listdir("/proc/self/task")) == before
+
+
 def test_two_decoders_in_two_threads() -> None:
     def run(seed: int) -> list[torch.Tensor]:
         weights = random_decoder(seed=seed)
@@ -239,3 +289,11 @@ def test_models_that_it_cannot_run(dtype: torch.dtype, settings: dict[str, objec
     with pytest.raises(NativeUnavailable, match=message):
         NativeDecoder(weights, positions=64)
     assert len(weights.layers) == 3
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_weights_that_another_has_taken(tied: bool) -> None:
+    weights = random_decoder(tie_embeddings=tied)
+    NativeDecoder(weights, positions=64, threads=1)
+    with pytest.raises(ValueError, match="handed over before"):
+        NativeDecoder(weights, positions=64, threads=1)

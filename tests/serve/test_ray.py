@@ -1,5 +1,6 @@
 """The Ray Serve application: real Ray, real HTTP. Ray takes its time to start, so it is started once."""
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -75,8 +76,6 @@ def test_the_same_text_as_the_engine(ai: openai.OpenAI) -> None:
     async def direct() -> str:
         async with Engine("random:tiny", device="cpu", dtype="float32") as engine:
             return (await engine.generate("Once", max_tokens=40)).text
-
-    import asyncio
 
     expected = asyncio.run(direct())
     whole = ai.completions.create(model="tiny", prompt="Once", max_tokens=40, temperature=0)

@@ -164,12 +164,18 @@ async def test_a_crowd_that_vanishes(service: str) -> None:
         async with asyncio.TaskGroup() as group:
             steady = [group.create_task(staying(number)) for number in range(STEADY)]
             await beat.elapse(STEADY)
+            during = await asyncio.to_thread(held)
             answers = await asyncio.gather(*(vanishing(*plan) for plan in plans))
             over.set()
         for number, task in enumerate(steady):
             assert set(task.result()) == {alone[number]}
         for (way, *_), seen in zip(plans, answers, strict=True):
             assert seen.startswith(b"HTTP/1.1 200 OK") == (way == "reading")
+
+        # What is to be gone at the end can be seen while it is there.
+        assert any(one.requests for one in during.values())
+        there = {part for one in during.values() for part in one.parts}
+        assert there == set(OURS) - (set() if any("#service#" in name for name in during) else {"RemoteStream"})
 
         while (now := await states(web))["aphoton_requests_running"] or now["aphoton_requests_waiting"]:
             pass
