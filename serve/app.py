@@ -46,7 +46,8 @@ class ModelArgs(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
         fifths of the KV pages, too, and the one that needs more replicas counts.
     :ivar upscale_delay: seconds for which more replicas must be wanted.
     :ivar downscale_delay: seconds for which fewer must be wanted, none at all included.
-    :ivar look_back: seconds over which the requests and the pages are averaged.
+    :ivar look_back: seconds over which the requests and the pages are averaged. At least 1: replicas tell of them three
+        times in so long.
     :ivar num_gpus: of each replica; 0.5 is half of one.
     :ivar num_cpus: of each replica.
     """
@@ -70,7 +71,7 @@ class ModelArgs(EngineConfig, frozen=True, kw_only=True, forbid_unknown_fields=T
             check_float("target_requests", self.target_requests, 0.0, 1e6, open_low=True)
         check_float("upscale_delay", self.upscale_delay, 0.0, 1e6)
         check_float("downscale_delay", self.downscale_delay, 0.0, 1e6)
-        check_float("look_back", self.look_back, 0.0, 1e6, open_low=True)
+        check_float("look_back", self.look_back, 1.0, 1e6)
         check_float("num_gpus", self.num_gpus, 0.0, 1024.0)
         check_float("num_cpus", self.num_cpus, 0.0, 1024.0)
 
