@@ -46,7 +46,7 @@ class ChatEndpoint:
     async def create(self, request: Request) -> Response:
         """``POST``."""
         body = await self._intake.read(request, ChatRequest)
-        card = await self._intake.card(body.model)
+        card = await self._intake.card(request, body.model)
         if not card.can_chat:
             raise ApiError(
                 400,

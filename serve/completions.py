@@ -33,7 +33,7 @@ class CompletionEndpoint:
     async def create(self, request: Request) -> Response:
         """``POST``."""
         body = await self._intake.read(request, CompletionRequest)
-        await self._intake.card(body.model)
+        await self._intake.card(request, body.model)
         self._intake.check_prompt("prompt", body.prompt)
         prompts, each = read_prompts(body.prompt), 1 if body.n is None else body.n
         self._intake.check_choices(len(prompts), each)

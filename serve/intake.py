@@ -22,6 +22,8 @@ __all__ = ["Intake"]
 T = TypeVar("T")
 
 TIMEOUT_HEADER = "x-request-timeout"
+CLIENT_GONE = 499
+"""nginx's status for the log: nobody reads the answer."""
 
 
 class Intake:
@@ -40,12 +42,24 @@ class Intake:
         body = await read_body(request, limit=settings.max_body_bytes, seconds=settings.body_timeout)
         return decode(body, kind)
 
-    async def card(self, model: str) -> ModelCard:
-        """:raises ApiError: 404, when there is no such model, and 400 for an adapter of one: ``BASE:ADAPTER``."""
+    async def card(self, request: Request, model: str) -> ModelCard:
+        """What a request's model is, which may have to be started for that, while the client waits.
+
+        :raises ApiError: 404, when there is no such model, 400 for an adapter of one (``BASE:ADAPTER``), 504, when it
+            takes too long, and 499 when the client goes, for the log.
+        """
         found = with_adapter(model, self.backend.names)
-        if found is None:
-            return await self.backend.card(model)
-        raise ApiError(400, f"the model {found[0]!r:.200} takes no adapters", param="model", code="unsupported_adapter")
+        if found is not None:
+            raise ApiError(
+                400, f"the model {found[0]!r:.200} takes no adapters", param="model", code="unsupported_adapter"
+            )
+        timeout = self._timeout(request)
+        try:
+            return await attended(request.receive, lambda: self.backend.card(model), seconds=timeout)
+        except ClientGone:
+            raise ApiError(CLIENT_GONE, "the client has gone") from None
+        except TimeoutError:
+            raise timed_out(timeout) from None
 
     def check_prompt(self, field: str, prompt: Any) -> None:
         """:raises ApiError: 400, for more characters than a request may have."""
@@ -80,7 +94,7 @@ class Intake:
         try:
             body = await attended(request.receive, work, seconds=timeout)
         except ClientGone:
-            return Response(status_code=499)  # nobody reads it: nginx's number for the log
+            return Response(status_code=CLIENT_GONE)
         except TimeoutError:
             raise timed_out(timeout) from None
         return Response(encode(body), media_type="application/json")

@@ -88,16 +88,16 @@ class PlainEndpoints:
 
     async def models(self, request: Request) -> Response:
         """``GET /v1/models``."""
-        return _json(ModelList(data=[_model(await self._backend.card(name)) for name in self._backend.names]))
+        return _json(ModelList(data=[_model(await self._intake.card(request, name)) for name in self._backend.names]))
 
     async def model(self, request: Request) -> Response:
         """``GET /v1/models/{id}``."""
-        return _json(_model(await self._intake.card(request.path_params["id"])))
+        return _json(_model(await self._intake.card(request, request.path_params["id"])))
 
     async def embeddings(self, request: Request) -> Response:
         """``POST /v1/embeddings``: no model makes any, and each says so."""
         body = await self._intake.read(request, EmbeddingRequest)
-        await self._intake.card(body.model)
+        await self._intake.card(request, body.model)
         raise ApiError(
             400, f"the model {body.model!r:.200} makes no embeddings", param="model", code="unsupported_model"
         )
@@ -105,7 +105,7 @@ class PlainEndpoints:
     async def tokenize(self, request: Request) -> Response:
         """``POST /tokenize``."""
         body = await self._intake.read(request, TokenizeRequest)
-        card = await self._intake.card(body.model)
+        card = await self._intake.card(request, body.model)
         self._intake.check_prompt("prompt", body.prompt)
 
         async def work() -> dict[str, object]:
@@ -117,7 +117,7 @@ class PlainEndpoints:
     async def detokenize(self, request: Request) -> Response:
         """``POST /detokenize``."""
         body = await self._intake.read(request, DetokenizeRequest)
-        await self._intake.card(body.model)
+        await self._intake.card(request, body.model)
 
         async def work() -> dict[str, str]:
             return {"prompt": await self._backend.detokenize(body.model, body.tokens)}
@@ -139,7 +139,7 @@ class PlainEndpoints:
     async def ticks(self, request: Request) -> Response:
         """``GET /ticks?model=...``: what the engine has done lately, for the page."""
         model = request.query_params.get("model", "")
-        await self._intake.card(model)
+        await self._intake.card(request, model)
         return _json(await self._backend.ticks(model))
 
 
