@@ -175,5 +175,6 @@ for _ in range(2):
     assert done.returncode == 0, done.stderr
     first, second = (int(line) * 1024 for line in done.stdout.split())
     assert first > 500 * MEBI, "the weights alone take as much"
-    # The C library and Python keep holes in what has been freed: 3 to 4 MiB were seen.
-    assert second < first + 8 * MEBI
+    # The C library and Python keep holes in what has been freed: 4 to 12 MiB were seen, by how the system deals pages.
+    # A cache that is left behind takes 100, and a model 500.
+    assert second < first + 24 * MEBI
