@@ -4,7 +4,6 @@ import asyncio
 import contextlib
 import os
 import random
-import traceback
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Many
 from types import TracebackType
@@ -32,6 +31,7 @@ from aphoton.sampling import SamplingParams
 from aphoton.scheduler import Pipeline, Scheduler, Sequence
 from aphoton.stream import CompletionStream
 from aphoton.submission import make_sequences
+from aphoton.tracebacks import clear_traceback
 from aphoton.turnstile import Turnstile
 
 __all__ = ["Engine", "Prompt"]
@@ -141,7 +141,7 @@ class Engine:
         self._loading = None  # it keeps the model
         # The exception is seen by that: whoever has given the start up does not hear of it.
         if not loading.cancelled() and (fault := loading.exception()) is not None:
-            traceback.clear_frames(fault.__traceback__)  # they have what was loaded by then in their variables
+            clear_traceback(fault)  # it has what was loaded by then
 
     def _assemble(self, loaded: Loaded) -> None:
         """All that stands between requests and the device."""
@@ -454,7 +454,7 @@ class Engine:
             return
         self._state = "dead"
         self._fault = fault
-        traceback.clear_frames(fault.__traceback__)  # they have the model in their variables
+        clear_traceback(fault)
         self._end_all(self._gone)
 
     def _gone(self) -> EngineDead | EngineClosed:

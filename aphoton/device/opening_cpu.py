@@ -5,7 +5,7 @@ import torch
 from aphoton.config import EngineConfig
 from aphoton.device.cpu import CpuDevice, Model
 from aphoton.device.source import Source
-from aphoton.errors import InvalidRequest
+from aphoton.errors import InvalidRequest, ModelError
 from aphoton.kernels import NativeUnavailable, native_available
 from aphoton.kernels.native import NativeDecoder
 from aphoton.memory import machine_memory
@@ -17,7 +17,7 @@ __all__ = ["open_cpu"]
 def open_cpu(source: Source, config: EngineConfig) -> CpuDevice:
     """Load ``source`` for the native kernels, or for torch.
 
-    :raises ModelError: when its weights cannot be read.
+    :raises ModelError: when its weights cannot be read, or do not fit in memory.
     :raises InvalidRequest: when a setting does not go with the model or with this machine.
     """
     native = _native(config)
@@ -29,12 +29,11 @@ def open_cpu(source: Source, config: EngineConfig) -> CpuDevice:
     except (MemoryError, ValueError, RuntimeError) as error:
         field = "kv_memory" if config.kv_memory is not None else "kv_pages"
         raise InvalidRequest(field, "so much KV cache does not fit in this machine's memory") from error
-    decoder = Decoder.open(source.config, source.weights, dtype=dtype, source=source.name)
-    runner: Model | None = _compiled(decoder, config, source.max_model_len) if native else None
-    if runner is None:
-        decoder.read()
-        runner = decoder
-    limits = source.limits(pages, dtype, "torch" if runner is decoder else "native")
+    try:
+        runner = _load(source, config, dtype, native)
+    except MemoryError as error:
+        raise ModelError(f"{source.name}: its weights do not fit in this machine's memory: {error}") from error
+    limits = source.limits(pages, dtype, "native" if isinstance(runner, NativeDecoder) else "torch")
     return CpuDevice(runner, kv, limits, max_rows=config.max_rows)
 
 
@@ -51,6 +50,15 @@ def _native(config: EngineConfig) -> bool:
     if reason is not None and config.kernels == "native":
         raise InvalidRequest("kernels", f"the native kernels cannot run here: {reason}")
     return reason is None
+
+
+def _load(source: Source, config: EngineConfig, dtype: torch.dtype, native: bool) -> Model:
+    decoder = Decoder.open(source.config, source.weights, dtype=dtype, source=source.name)
+    compiled = _compiled(decoder, config, source.max_model_len) if native else None
+    if compiled is not None:
+        return compiled
+    decoder.read()
+    return decoder
 
 
 def _compiled(decoder: Decoder, config: EngineConfig, max_model_len: int) -> NativeDecoder | None:

@@ -110,8 +110,15 @@ async def test_a_dead_engine_holds_no_model(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("kernels", ["auto", "torch"])
+@pytest.mark.parametrize(
+    ("wrong", "told"),
+    [
+        (ModelError("the file ends"), "the file ends"),
+        (MemoryError("no memory for 8 bytes"), "its weights do not fit in this machine's memory: no memory for 8"),
+    ],
+)
 async def test_an_engine_that_could_not_start_holds_no_model(
-    kernels: Literal["auto", "torch"], monkeypatch: pytest.MonkeyPatch
+    kernels: Literal["auto", "torch"], wrong: Exception, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Though the error is kept, with a traceback that goes through all that was loaded by then."""
     held: list[weakref.ref[Any]] = []
@@ -124,13 +131,13 @@ async def test_an_engine_that_could_not_start_holds_no_model(
 
     def ending(checkpoint: RandomCheckpoint) -> Iterator[tuple[str, torch.Tensor]]:
         yield from islice(weights(checkpoint), 15)  # a layer, and some of the next
-        raise ModelError("the file ends")
+        raise wrong
 
     weights = RandomCheckpoint.weights
     monkeypatch.setattr(RandomCheckpoint, "weights", ending)
     monkeypatch.setattr(Decoder, "open", watched)
     engine = Engine("random:tiny", kernels=kernels)
-    with pytest.raises(ModelError, match="the file ends") as caught:
+    with pytest.raises(ModelError, match=told) as caught:
         await engine.start()
     gc.collect()
     assert [ref() for ref in held] == [None]

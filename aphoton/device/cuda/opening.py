@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import traceback
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +15,7 @@ from aphoton.kernels.limits import MOST_GROUP
 from aphoton.kernels.prebuilt import use_prebuilt
 from aphoton.memory import trim_memory
 from aphoton.models import Decoder, Progress
+from aphoton.tracebacks import clear_traceback
 
 if TYPE_CHECKING:  # it brings FlashInfer
     from aphoton.attention.flashinfer import PrefillPlanner
@@ -104,7 +104,7 @@ def open_cuda(source: Source, config: EngineConfig, progress: Progress | None) -
     except torch.OutOfMemoryError as error:
         free, total = torch.cuda.mem_get_info(device)
         asked = re.search(r"Tried to allocate [\d.]+ \w+", str(error))
-        traceback.clear_frames(error.__traceback__)  # they have the model in their variables
+        clear_traceback(error)
         with ALLOCATOR:
             torch.cuda.empty_cache()
         raise InvalidRequest(
