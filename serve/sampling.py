@@ -18,9 +18,6 @@ DEFAULT_MAX_TOKENS = 16
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's; an engine's own is 0."""
 
-KNOWN = frozenset(SamplingParams.__struct_fields__)
-"""What the engine has. A request for something else is refused."""
-
 SAME_NAME = (
     "top_p",
     "seed",
@@ -34,22 +31,19 @@ SAME_NAME = (
     "grammar",
     "allowed_token_ids",
     "bad_words",
+    "n",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "logit_bias",
+    "include_stop_str_in_output",
+    "ignore_eos",
+    "echo",
 )
-NOTHING = {
-    "n": 1,
-    "presence_penalty": 0,
-    "frequency_penalty": 0,
-    "repetition_penalty": 1,
-    "logit_bias": {},
-    "include_stop_str_in_output": False,
-    "ignore_eos": False,
-    "echo": False,
-}
-"""Values that ask for nothing: an engine that knows no such parameter does it, too."""
 
 
 def completion_params(body: CompletionRequest) -> SamplingParams:
-    """:raises ApiError: 400, for what cannot be or what the engine does not have."""
+    """:raises ApiError: 400, for what cannot be."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise ApiError(400, "best_of must be n: nobody chooses among more", param="best_of", code="unsupported_value")
     fields = _common(body)
@@ -64,7 +58,7 @@ async def chat_params(body: ChatRequest) -> tuple[SamplingParams, dict[str, str]
     In a thread where there is a schema: it is copied and checked, which takes milliseconds for a large one, and its
     compiler has a thread's hop before it anyway.
 
-    :raises ApiError: 400, for what cannot be or what the engine does not have.
+    :raises ApiError: 400, for what cannot be.
     """
     if body.response_format is None and body.tool_choice is None:
         return _chat_params(body)
@@ -97,7 +91,7 @@ def wanted_tools(body: ChatRequest) -> list[Tool]:
 def _common(body: SamplingFields) -> dict[str, Any]:
     if body.stream_options is not None and not body.stream:
         raise ApiError(400, "stream_options needs stream to be true", param="stream_options", code="invalid_value")
-    fields: dict[str, Any] = {name: getattr(body, name) for name in (*SAME_NAME, *NOTHING) if hasattr(body, name)}
+    fields: dict[str, Any] = {name: getattr(body, name) for name in SAME_NAME if hasattr(body, name)}
     fields["temperature"] = DEFAULT_TEMPERATURE if body.temperature is None else body.temperature
     if body.logit_bias:
         try:
@@ -156,15 +150,7 @@ def _add_forced_call(body: ChatRequest, fields: dict[str, Any], names: dict[str,
 
 def _build(fields: Mapping[str, Any], names: Mapping[str, str]) -> SamplingParams:
     """:param names: what the client calls a field that has another name there."""
-    asked = {
-        name: value
-        for name, value in fields.items()
-        if (value is not None or name == "max_tokens") and not (name in NOTHING and value == NOTHING[name])
-    }
-    for name in asked:
-        if name not in KNOWN:
-            called = names.get(name, name)
-            raise ApiError(400, f"{called} is not supported by this engine", param=called, code="unsupported_parameter")
+    asked = {name: value for name, value in fields.items() if value is not None or name == "max_tokens"}
     try:
         return SamplingParams(**asked)
     except InvalidRequest as error:

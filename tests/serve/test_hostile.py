@@ -242,24 +242,6 @@ async def test_what_is_odd_but_right_is_taken(hello: Served, request_: tuple[str
     await idle(hello.engine("hello"))
 
 
-async def test_what_an_engine_lacks_is_refused_by_name(hello: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aphoton import SamplingParams
-
-    fields = set(SamplingParams.__struct_fields__) - {"presence_penalty", "n", "json_object", "json_schema", "echo"}
-    monkeypatch.setattr("aphoton_serve.sampling.KNOWN", frozenset(fields))
-    for (path, body), param in (
-        (chat(presence_penalty=0.5), "presence_penalty"),
-        (chat(n=2), "n"),
-        (chat(response_format={"type": "json_object"}), "response_format"),
-        (chat(tools=[TOOL], tool_choice="required"), "tool_choice"),
-        (text(echo=True), "echo"),
-    ):
-        response = await hello.web.post(path, content=body, headers={"content-type": "application/json"})
-        error = response.json()["error"]
-        assert (response.status_code, error["param"], error["code"]) == (400, param, "unsupported_parameter")
-        assert error["message"] == f"{param} is not supported by this engine"
-
-
 @pytest.mark.parametrize("depth", [100, 300, 600, 850])
 async def test_nested_as_deep_as_is_decoded(hello: Served, depth: int) -> None:
     nested: Any = 1
