@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from aphoton.kernels.library import NativeUnavailable, load_library
-from aphoton.kernels.limits import MOST_GROUP
+from aphoton.kernels.limits import MOST_GROUP, MOST_SCORED
 from aphoton.kernels.weights import DecoderWeights, LayerWeights
 from aphoton.memory import system_zeros
 
@@ -29,8 +29,6 @@ PROBLEMS = {
 }
 NO_MEMORY = 1
 MOST_HEAD_DIM = 512
-SCORED = 128
-"""Tokens of a row whose logits are made at once, where those of all are asked for."""
 
 
 class Step(Protocol):
@@ -219,8 +217,8 @@ class NativeDecoder:
         left = torch.ones(len(step.tokens), dtype=torch.bool)
         for index, count in scored.items():
             begin, start = int(begins[index]), int(starts[index])
-            for at in range(0, count, SCORED):
-                end = min(at + SCORED, count)
+            for at in range(0, count, MOST_SCORED):
+                end = min(at + MOST_SCORED, count)
                 part = _Part(
                     tokens=step.tokens[begin + at : begin + end],
                     starts=torch.arange(start + at, start + end, dtype=torch.int32),

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from aphoton.attention.cache import KVCache
 from aphoton.attention.torch import TorchAttention
 from aphoton.errors import ModelError
+from aphoton.kernels.limits import MOST_SCORED
 from aphoton.memory import system_zeros
 from aphoton.models.config import ModelConfig
 from aphoton.models.rope import Rope
@@ -21,9 +22,6 @@ __all__ = ["ROPE_FACTORS", "Decoder", "DecoderLayer", "check_tensors", "tensor_s
 
 OWN_PAGES = 1 << 15
 """Values from which a weight is worth pages of its own."""
-
-SCORED = 128
-"""Tokens of a row whose logits are made at once, where those of all are asked for."""
 
 ROPE_FACTORS = "rope_freqs.weight"
 """Name of the one tensor that Hugging Face's checkpoints do not have: a GGUF file's divisors of `Rope.inv_freq`."""
@@ -255,8 +253,8 @@ class Decoder:
         x, last = self._layers(step, kv)
         for index, count in scored.items():
             begin = int(step.host_lengths[:index].sum())
-            for at in range(begin, begin + count, SCORED):
-                take(index, self._logits(x[at : min(at + SCORED, begin + count)]))
+            for at in range(begin, begin + count, MOST_SCORED):
+                take(index, self._logits(x[at : min(at + MOST_SCORED, begin + count)]))
         return self._logits(x.index_select(0, last))
 
     def _layers(self, step: StepInput, kv: KVCache) -> tuple[Tensor, Tensor]:
