@@ -77,7 +77,10 @@ def check_ids(field: str, ids: Iterable[int], vocab_size: int) -> Ids:
 
     :raises InvalidRequest: unless they are integers in ``0..vocab_size - 1``.
     """
-    refusal = InvalidRequest(field, "must be text or a list of token ids")
+    wanted = "text or a list of token ids" if field == "prompt" else "a list of token ids"
+    refusal = InvalidRequest(field, f"must be {wanted}")
+    if field == "prompt" and isinstance(ids, list) and ids and isinstance(ids[0], Mapping):
+        raise InvalidRequest(field, f"must be {wanted}: messages are for chat()")
     if isinstance(ids, bytes | bytearray | Mapping | Set):
         raise refusal
     try:

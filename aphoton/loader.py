@@ -78,7 +78,7 @@ def load(
 def _load_sim(model: str | os.PathLike[str] | SimModel, config: EngineConfig) -> Loaded:
     if not isinstance(model, SimModel):
         if model != "sim":
-            raise InvalidRequest("device", f"sim runs a SimModel or the model named 'sim', not {model!r}")
+            raise InvalidRequest("device", f"sim computes nothing: its model is SimModel() or 'sim', not {model!r}")
         model = SimModel()
     if config.device not in ("sim", "auto"):
         raise InvalidRequest("device", f"a SimModel runs on sim, not on {config.device}")

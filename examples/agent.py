@@ -1,5 +1,6 @@
 """An agent: the model calls functions until it calls ``answer``. It must call one each time, and every call is of its
-function's schema, whatever the model: the service sees to that.
+function's schema, whatever the model: the service sees to that. SmolLM2 is too small for calls that make sense; a model
+that has learnt to call functions ends with an answer.
 
 aphoton serve smollm2                                     # in another terminal
 python examples/agent.py [MODEL] [URL]

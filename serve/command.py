@@ -4,14 +4,17 @@ Imports what the ``serve`` extra brings when it runs, so that the other commands
 """
 
 import asyncio
+import errno
 import ipaddress
 import math
+import socket
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from aphoton import EngineConfig
+from aphoton import EngineConfig, InvalidRequest
 from aphoton.cli.generate import MODEL_HELP
 from aphoton.cli.missing import load_extra
 from aphoton.cli.options import options
@@ -62,7 +65,10 @@ def serve(
         say(f"warning: anybody who reaches {host}:{port} may use this server: give it API keys")
     made = ServiceSettings(**service)
     EngineConfig(**settings)  # what cannot be is refused before anything is loaded
+    _check_free(host, port)
     if ray:
+        if settings.get("device") != "sim":
+            _check_models(models.values())
         load_extra("ray", "serve")
         from aphoton_serve.app import run
 
@@ -104,6 +110,36 @@ async def _serve(
         await uvicorn.Server(config).serve()
     finally:
         await backend.aclose()
+
+
+def _check_free(host: str, port: int) -> None:
+    """Before the models are loaded, which may take minutes.
+
+    :raises InvalidRequest: when nobody could listen there.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        with socket.socket(family, kind, protocol) as listener:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise InvalidRequest("port", f"{port} is in use on {host}") from None
+        raise InvalidRequest("host", f"{host} cannot be listened on: {error.strerror or error}") from None
+
+
+def _check_models(models: Iterable[str]) -> None:
+    """Fetch them: what cannot be is told here in a line, and by a replica in hundreds, again and again.
+
+    :raises ModelError: for one that is not there.
+    """
+    from aphoton.models import find_checkpoint  # brings torch
+
+    with FetchBar() as bar:
+        for model in models:
+            find_checkpoint(model, bar)
 
 
 def _is_loopback(host: str) -> bool:

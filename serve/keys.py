@@ -61,12 +61,18 @@ def read_keys(file: str | os.PathLike[str] | None = None) -> KeyRing:
     """The keys of a file, one a line (``#`` begins a comment), and those of the variable ``APHOTON_API_KEYS``, which
     spaces or commas separate.
 
-    :raises InvalidRequest: for an entry that is no key, and for a file without any: it was meant to close the door.
-    :raises OSError: for a file that cannot be read.
+    :raises InvalidRequest: for an entry that is no key, for a file that cannot be read, and for one without any: it was
+        meant to close the door.
     """
     entries = re.split(r"[\s,]+", os.environ.get(KEYS_VARIABLE, "").strip())
     if file is not None:
-        lines = [line.partition("#")[0].strip() for line in Path(file).read_text(encoding="utf-8").splitlines()]
+        try:
+            text = Path(file).read_text(encoding="utf-8")
+        except OSError as error:
+            raise InvalidRequest("api_keys_file", f"{file}: {error.strerror or error}") from error
+        except UnicodeDecodeError:
+            raise InvalidRequest("api_keys_file", f"{file}: is not UTF-8") from None
+        lines = [line.partition("#")[0].strip() for line in text.splitlines()]
         found = [line for line in lines if line]
         if not found:
             raise InvalidRequest("api_keys", "the file holds no key")

@@ -138,7 +138,9 @@ class PlainEndpoints:
 
     async def ticks(self, request: Request) -> Response:
         """``GET /ticks?model=...``: what the engine has done lately, for the page."""
-        model = request.query_params.get("model", "")
+        model = request.query_params.get("model")
+        if model is None:
+            raise ApiError(400, "model is missing: /ticks?model=NAME", param="model", code="missing_required_parameter")
         await self._intake.card(request, model)
         return _json(await self._backend.ticks(model))
 

@@ -39,6 +39,8 @@ def resolve(model: str | os.PathLike[str], *, progress: Progress | None = None) 
     """
     if model == smollm2.NAME:
         return smollm2.fetch_smollm2(progress)
+    if not os.fspath(model):
+        raise ModelError("the model's name is empty")
     path = Path(os.path.expanduser(model))  # which leaves a user that does not exist as it is
     if path.exists():
         return path
@@ -49,7 +51,7 @@ def resolve(model: str | os.PathLike[str], *, progress: Progress | None = None) 
             return _from_hub(model, None, progress)
     raise ModelError(
         f"there is no file or folder {str(path)!r}; expected a folder with config.json and *.safetensors, a .gguf "
-        f"file, a hub id such as 'org/name', or the name {smollm2.NAME!r}"
+        f"file, a hub id such as 'org/name', the name {smollm2.NAME!r}, or 'random:tiny' and other random shapes"
     )
 
 

@@ -3,10 +3,24 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from aphoton.errors import InvalidRequest
+
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["LogitsProcessor", "processor_error"]
+__all__ = ["LogitsProcessor", "process", "processor_error"]
+
+
+def process(processor: "LogitsProcessor", output: Sequence[int], logits: "Tensor") -> None:
+    """Let ``processor`` change ``logits``.
+
+    :raises InvalidRequest: when it returns something else, as other libraries' do: that would change nothing.
+    """
+    returned: object = processor(output, logits)  # type: ignore[func-returns-value]
+    if returned is not None and returned is not logits:  # which is what torch's own functions in place return
+        raise InvalidRequest(
+            "processor", f"must change the logits in place and return None, not {type(returned).__name__}"
+        )
 
 
 def processor_error(error: BaseException) -> Exception:

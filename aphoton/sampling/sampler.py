@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aphoton.sampling.penalties import Penalties
-from aphoton.sampling.processor import LogitsProcessor, processor_error
+from aphoton.sampling.processor import LogitsProcessor, process, processor_error
 from aphoton.sampling.row import RowSampling
 
 __all__ = ["Sampled", "Sampler"]
@@ -202,7 +202,7 @@ def _process(logits: Tensor, processors: Sequence[tuple[int, LogitsProcessor, li
     errors: dict[int, Exception] = {}
     for index, processor, output in processors:
         try:
-            processor(output, logits[index])
+            process(processor, output, logits[index])
         except BaseException as error:  # of this thread nobody else cancels or interrupts anything
             errors[index] = processor_error(error)
     return errors

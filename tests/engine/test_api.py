@@ -628,3 +628,10 @@ async def test_chat_without_a_template_is_refused(tiny: Engine) -> None:
         with pytest.raises(InvalidRequest, match="template") as caught:
             await call([{"role": "user", "content": "Hi"}])
         assert caught.value.field == "messages"
+
+
+async def test_what_is_no_prompt_is_told_what_it_is_for(tiny: Engine) -> None:
+    with pytest.raises(InvalidRequest, match=r"^prompt: must be text or a list .*: messages are for chat\(\)"):
+        await tiny.generate([{"role": "user", "content": "Hi"}])  # type: ignore[list-item]
+    with pytest.raises(InvalidRequest, match=r"^ids: must be a list of token ids$"):
+        await tiny.detokenize("hi")  # type: ignore[arg-type]

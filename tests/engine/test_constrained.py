@@ -407,6 +407,15 @@ async def test_a_processor_that_fails_ends_its_request_alone(tiny: Engine) -> No
     await idle(tiny)
 
 
+@pytest.mark.parametrize("make", [torch.zeros_like, lambda logits: logits[:5], lambda logits: 0])
+async def test_a_processor_that_returns_what_it_wants_is_told(tiny: Engine, make: Any) -> None:
+    kind = type(make(torch.zeros(9))).__name__
+    with pytest.raises(InvalidRequest, match=f"^processor: must change the logits in place .* not {kind}"):
+        await tiny.generate(PROMPT, max_tokens=3, processor=lambda output, logits: make(logits))
+    once = await tiny.generate(PROMPT, max_tokens=3, processor=lambda output, logits: logits.neg_())
+    assert once.token_ids != (await tiny.generate(PROMPT, max_tokens=3)).token_ids
+
+
 async def test_a_processor_sees_the_output(tiny: Engine) -> None:
     seen: list[list[int]] = []
 

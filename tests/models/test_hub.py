@@ -410,8 +410,9 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_nowhere(model: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    if model == "":
-        assert resolve(model) == Path()  # the folder itself, as for any path
+    if model == "":  # of a variable that is not set, most likely, and not the folder itself
+        with pytest.raises(ModelError, match="the model's name is empty"):
+            resolve(model)
         return
     with pytest.raises(ModelError, match="there is no file or folder") as caught:
         resolve(model)

@@ -2,6 +2,7 @@
 
 import re
 import signal
+import socket
 import sys
 from contextlib import AbstractAsyncContextManager
 
@@ -59,9 +60,19 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:
         (["x", "--max-rows", "0"], "max_rows: must be from 1"),
         (["x", "--request-timeout", "0"], "request_timeout: must be in"),
         (["x", "--api-keys-file", "/no/such/file"], "/no/such/file: No such file"),
+        (["x", "--ray", "--port", "0"], "there is no file or folder 'x'"),
+        (["x", "--host", "no such host"], "host: no such host cannot be listened on"),
     ):
         result = CliRunner().invoke(app, ["serve", *arguments])
         assert result.exit_code in (1, 2) and message in result.stderr, result.output
+
+
+@pytest.mark.parametrize("more", [[], ["--ray"]])
+def test_a_port_that_is_taken(more: list[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["serve", "no-such-model", "--port", str(port), *more])
+    assert result.exit_code in (1, 2) and f"port: {port} is in use on 127.0.0.1" in result.stderr, result.output
 
 
 def test_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

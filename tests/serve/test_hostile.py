@@ -264,7 +264,8 @@ async def test_paths_and_methods(hello: Served) -> None:
         ("GET", CHAT, 405),
         ("DELETE", "/v1/models/hello", 405),
         ("PUT", "/", 405),
-        ("GET", "/ticks", 404),
+        ("GET", "/ticks", 400),
+        ("GET", "/ticks?model=nobody", 404),
         ("GET", "/%00", 404),
     ):
         response = await hello.web.request(method, path)

@@ -17,7 +17,7 @@ from aphoton.kernels.triton.sample import sample, sample_ruled
 from aphoton.kernels.triton.sampler_state import SamplerState
 from aphoton.sampling import LogitsProcessor, RowSampling
 from aphoton.sampling.params import MAX_LOGPROBS, MAX_STOPS
-from aphoton.sampling.processor import processor_error
+from aphoton.sampling.processor import process, processor_error
 from aphoton.sampling.scorer import logprobs
 
 __all__ = ["GREEDY", "CudaSampler", "LateRows", "StepSampling"]
@@ -189,7 +189,7 @@ class CudaSampler:
         if late.processors:
             for at, index, processor, output in late.processors:
                 try:
-                    processor(output, self._state.adjusted[at])
+                    process(processor, output, self._state.adjusted[at])
                 except (
                     Exception,
                     CancelledError,
