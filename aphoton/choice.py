@@ -185,6 +185,9 @@ class Choice:
             text, self._watched = self._watched, ""
             if last and not isinstance(stop_reason, str):
                 text += self._stops.push(self._detokenizer.finish()) + self._stops.finish()
+                if self._stops.hit is not None and self.sequence.finish_reason != "abort":
+                    # A character that was never completed shows as a mark only now, and completes a stop string.
+                    self.sequence.finish_reason, self.sequence.stop_reason = "stop", self._stops.hit
             return text
         if last and isinstance(stop_reason, int):
             tokens = tokens[:-1]  # an end token has no text

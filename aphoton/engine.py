@@ -88,6 +88,8 @@ class Engine:
         self._pipeline: Pipeline | None = None
         self._door: Door | None = None
         self._turnstile = Turnstile(SUBMISSIONS)
+        self._entering = 0  # requests that have been made and are not at the door yet, or stand there
+        self._entered: asyncio.Event | None = None  # of a drain: nobody is entering any more
         self._consumers = Turnstile(CONSUMERS)
         self._seeds = random.Random(self.config.seed)
         self.timeline = Timeline()
@@ -179,6 +181,7 @@ class Engine:
             self._state = "closing"
             if drain:
                 await self._drained(None if drain is True else float(drain))
+            self._entered = None
             self._end_all(lambda: EngineClosed("the engine was closed"))
         if self._pipeline is not None:
             self._pipeline.close()
@@ -344,6 +347,17 @@ class Engine:
 
     async def _admit(self, encode: Encode, params: SamplingParams, continues: bool, text: str | None) -> Request:
         loaded = self._running()
+        self._entering += 1
+        try:
+            return await self._enter(loaded, encode, params, continues, text)
+        finally:
+            self._entering -= 1
+            if not self._entering and self._entered is not None:
+                self._entered.set()
+
+    async def _enter(
+        self, loaded: Loaded, encode: Encode, params: SamplingParams, continues: bool, text: str | None
+    ) -> Request:
         begin = loaded.device.now()
         await self._turnstile.enter()
         prompt = await encode(loaded)
@@ -354,7 +368,8 @@ class Engine:
         if params.echo and text is None:
             ids, tokenizer = prompt.tolist(), loaded.tokenizer
             text = await off_loop(len(ids), lambda: tokenizer.decode(ids))
-        self._running()  # it may have been closed meanwhile
+        if self._state != "closing" or self._entered is None:  # which waits for this one
+            self._running()  # it may have been closed meanwhile
         assert self._scheduler is not None and self._door is not None
         use = params.use_prefix_cache
         sequences = make_sequences(
@@ -473,9 +488,21 @@ class Engine:
             self._scheduler.ends.fail_all(error)
 
     async def _drained(self, seconds: float | None) -> None:
-        assert self._scheduler is not None and self._task is not None and self._pipeline is not None
-        self._pipeline.close()  # returns when nobody waits or runs
-        await asyncio.wait([self._task], timeout=seconds)
+        """Wait until those who had asked before have all ended, or the time is over, or somebody else closes."""
+        assert self._loop is not None and self._task is not None and self._pipeline is not None
+        until = None if seconds is None else self._loop.time() + seconds
+        if self._entered is None:
+            self._entered = asyncio.Event()
+        if self._entering:
+            entered = self._loop.create_task(self._entered.wait())
+            try:
+                # The engine may die meanwhile.
+                await asyncio.wait([entered, self._task], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                entered.cancel()
+        if self._pipeline is not None:
+            self._pipeline.close()  # returns when nobody waits or runs
+        await asyncio.wait([self._task], timeout=None if until is None else max(0.0, until - self._loop.time()))
 
     def _running(self) -> Loaded:
         """What is loaded, for a new request.

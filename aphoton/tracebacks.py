@@ -1,8 +1,13 @@
 """`clear_traceback`: errors that are kept must not keep a model."""
 
+import contextlib
+import inspect
 import traceback
+from types import FrameType
 
 __all__ = ["clear_traceback"]
+
+SUSPENDED = inspect.CO_COROUTINE | inspect.CO_GENERATOR | inspect.CO_ASYNC_GENERATOR
 
 
 def clear_traceback(error: BaseException) -> None:
@@ -13,5 +18,14 @@ def clear_traceback(error: BaseException) -> None:
         one = chain.pop()
         if one is not None and id(one) not in seen:
             seen.add(id(one))
-            traceback.clear_frames(one.__traceback__)
+            for frame, _ in traceback.walk_tb(one.__traceback__):
+                if not _others(frame):
+                    with contextlib.suppress(RuntimeError):  # it still runs
+                        frame.clear()
             chain += [one.__cause__, one.__context__]
+
+
+def _others(frame: FrameType) -> bool:
+    """Whether it is somebody else's coroutine, which may have caught the error and go on: clearing it would end it."""
+    ours = str(frame.f_globals.get("__name__")).partition(".")[0] == "aphoton"
+    return not ours and bool(frame.f_code.co_flags & SUSPENDED)

@@ -56,22 +56,36 @@ class Conversation:
         self._engine = engine
         self._params = params
         self._first = len(self.messages)  # what is before is never forgotten
+        self._stream: CompletionStream | None = None
 
     def run(self) -> None:
         """Until the user quits.
 
         :raises AphotonError: when an answer cannot be given.
         """
-        while (line := _read()) is not None:
-            if line.strip():
-                self.messages.append({"role": "user", "content": line})
-                self._turn()
+        while True:
+            try:
+                if (line := _read()) is None:
+                    return
+                if line.strip():
+                    self.messages.append({"role": "user", "content": line})
+                    self._turn()
+            except KeyboardInterrupt:  # outside of where an answer is waited for
+                self._stop()
+
+    def _stop(self) -> None:
+        """End the answer that may have begun."""
+        if self._stream is not None:
+            self._portal.start_task_soon(self._stream.aclose)
+        if self.messages and self.messages[-1]["role"] == "user":
+            show("\n")
+            self.messages.append({"role": "assistant", "content": ""})
 
     def _turn(self) -> None:
         """Answer the last message. What came before a Ctrl-C stays part of the conversation."""
         while True:
             texts: list[str] = []
-            stream = self._engine.chat_stream(self.messages, self._params)
+            stream = self._stream = self._engine.chat_stream(self.messages, self._params)
             answer = self._portal.start_task_soon(_show_all, stream, texts)
             try:
                 self._finish(answer, stream)
@@ -83,7 +97,8 @@ class Conversation:
                 continue
             show("\n")
             self.messages.append({"role": "assistant", "content": "".join(texts)})
-            self._make_room(stream)
+            if texts:  # else it was stopped before it was submitted
+                self._make_room(stream)
             return
 
     def _make_room(self, stream: CompletionStream) -> None:

@@ -31,7 +31,9 @@ def open_cpu(source: Source, config: EngineConfig) -> CpuDevice:
         raise InvalidRequest(field, "so much KV cache does not fit in this machine's memory") from error
     try:
         runner = _load(source, config, dtype, native)
-    except MemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # as torch says it
+            raise
         raise ModelError(f"{source.name}: its weights do not fit in this machine's memory: {error}") from error
     limits = source.limits(pages, dtype, "native" if isinstance(runner, NativeDecoder) else "torch")
     return CpuDevice(runner, kv, limits, max_rows=config.max_rows)

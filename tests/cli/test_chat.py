@@ -2,13 +2,19 @@
 
 import asyncio
 import sys
+from itertools import chain, repeat
 from pathlib import Path
+from typing import Any
 
 import pytest
+from anyio.from_thread import start_blocking_portal
 from cli.running import Run
 from cli.terminal import CTRL_D, Terminal
 
-from aphoton import Engine
+import aphoton.cli.chat
+from aphoton import Engine, SamplingParams
+from aphoton.cli.chat import Conversation, _show_all
+from aphoton.cli.engine import open_engine
 
 LONG = ("--max-tokens", "1800", "--kernels", "torch", "--dtype", "float32")
 """An answer that takes many seconds: whoever sees the prompt before has stopped it."""
@@ -61,6 +67,40 @@ def test_ctrl_c_stops_the_answer_and_not_the_program(talker: Path) -> None:
         chat.type(CTRL_D)
         assert chat.end() == 0
         assert "Traceback" not in chat.text
+
+
+@pytest.mark.parametrize("place", ["the wait", "the start"])
+def test_ctrl_c_before_the_answer_begins(place: str, talker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message may not even have been made tokens of."""
+    lines: list[str | None] = ["one", "two", "three", None]
+    interrupts = chain([False, True], repeat(False))
+
+    def start(*arguments: Any) -> Any:
+        if next(interrupts) and place == "the start":
+            raise KeyboardInterrupt
+        return started(*arguments)
+
+    def waiting(*arguments: Any, **settings: Any) -> Any:
+        if len(lines) == 2 and place == "the wait" and not told:
+            told.append(True)
+            raise KeyboardInterrupt
+        return wait(*arguments, **settings)
+
+    told: list[bool] = []
+    wait = aphoton.cli.chat.wait
+    monkeypatch.setattr(aphoton.cli.chat, "wait", waiting)
+    monkeypatch.setattr(aphoton.cli.chat, "_read", lambda: lines.pop(0))
+    with start_blocking_portal() as portal:
+        engine = portal.call(open_engine, str(talker), {"max_rows": 1, "device": "cpu"})
+        conversation = Conversation(portal, engine, SamplingParams(max_tokens=30), None)
+        started = portal.start_task_soon
+        if place == "the start":
+            monkeypatch.setattr(portal, "start_task_soon", lambda f, *a: (start if f is _show_all else started)(f, *a))
+        conversation.run()
+        assert [message["role"] for message in conversation.messages] == ["user", "assistant"] * 3
+        first, second, third = (len(message["content"]) for message in conversation.messages[1::2])
+        assert second < min(first, third)
+        portal.call(engine.aclose)
 
 
 @terminal

@@ -63,6 +63,17 @@ async def test_text(
         await idle(engine)
 
 
+@pytest.mark.parametrize(("stop", "shown"), [("\ufffd", "日"), ("日\ufffd", ""), ("\ufffdx", "日\ufffd")])
+async def test_a_stop_string_that_only_the_end_completes(stop: str, shown: str) -> None:
+    """By the mark of a character that is cut short."""
+    async with Engine(saying("日本語")) as engine:
+        done = await both(engine, [1], max_tokens=4, stop=stop)
+        found = stop if done.text != "日\ufffd" else None
+        assert (done.text, done.outputs[0].stop_reason) == (shown, found)
+        assert done.finish_reason == ("length" if found is None else "stop")
+        await idle(engine)
+
+
 async def test_no_piece_ever_shows_what_may_become_a_stop_string_or_half_a_character() -> None:
     text = "say stop or 日本 STO or STOP, and no more"
     async with Engine(saying(text)) as engine:

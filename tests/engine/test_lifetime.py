@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import AsyncIterator, Callable, Coroutine
+from pathlib import Path
 from typing import Any
 
 import anyio
@@ -400,6 +401,39 @@ async def test_draining_runs_everyone_to_the_end_first(drain: bool | float, mode
     for task in tasks:
         assert len((await task).token_ids) == 20
     await closing
+    await assert_closed(engine)
+
+
+async def test_draining_waits_for_those_who_are_not_at_the_door_yet(talker: Path) -> None:
+    """In line before it, or away in a thread to be made tokens of: they have asked, too."""
+    engine = await Engine(talker, max_rows=4).start()
+    tasks = [asyncio.create_task(engine.generate([1 + i], max_tokens=5)) for i in range(20)]
+    tasks.append(asyncio.create_task(engine.chat([{"role": "user", "content": "Hi"}], max_tokens=5)))
+    tasks.append(asyncio.create_task(engine.generate("word " * 300, max_tokens=5, deadline=1000)))
+    gone = asyncio.create_task(engine.generate("word " * 300))
+    await turns(1)
+    assert engine.stats().waiting > 8
+    closing = asyncio.create_task(engine.aclose(drain=True))
+    await turns(1)
+    gone.cancel()
+    with pytest.raises(EngineClosed, match="closing"):
+        await engine.generate([1])
+    assert [one.usage.completion_tokens for one in await asyncio.gather(*tasks)] == [5] * 22
+    await closing
+    await assert_closed(engine)
+
+
+async def test_a_second_closing_refuses_those_who_are_not_at_the_door_yet() -> None:
+    engine = await Engine("random:tiny").start()
+    tasks = [asyncio.create_task(engine.generate([1 + i], max_tokens=1000)) for i in range(40)]
+    await turns(1)
+    draining = asyncio.create_task(engine.aclose(drain=True))
+    await turns(1)
+    await engine.aclose()
+    await draining
+    for task in tasks:
+        with pytest.raises(EngineClosed):
+            await task
     await assert_closed(engine)
 
 
