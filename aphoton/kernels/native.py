@@ -126,7 +126,10 @@ class NativeDecoder:
         self._lock = threading.Lock()
         # The library reads these for as long as the decoder lives. They are filled while the weights are handed over.
         self._embed = None if weights.lm_head is weights.embed else weights.embed
-        self._cos, self._sin = (system_zeros((positions, config.head_dim // 2), torch.float32) for _ in range(2))
+        try:
+            self._cos, self._sin = (system_zeros((positions, config.head_dim // 2), torch.float32) for _ in range(2))
+        except MemoryError as error:
+            raise MemoryError(f"no memory for the rotary table of {positions} positions") from error
 
         shape = _Shape(
             layers=config.num_layers,

@@ -274,6 +274,8 @@ def test_a_rotary_table_is_filled_as_far_as_steps_come(monkeypatch: pytest.Monke
     whole = Rows(NativeDecoder(random_decoder(), positions=POSITIONS, threads=2), config, torch.float32)
     for step in ragged():
         assert all(map(torch.equal, rows.feed(step), whole.feed(step)))
+    with pytest.raises(MemoryError, match="rotary table of 1000000000000000 positions"):
+        NativeDecoder(random_decoder(), positions=10**15)
 
 
 def test_a_cache_that_does_not_fit() -> None:
