@@ -15,14 +15,11 @@ from aphoton.cli.generate import generate
 from aphoton.cli.missing import MissingExtra
 from aphoton.cli.prebuild import prebuild
 from aphoton.cli.pull import pull
-from aphoton.cli.terminal import say
+from aphoton.cli.terminal import BAD_INPUT, FAILED, say
 from aphoton.cli.trace import trace
 from aphoton.errors import AphotonError, InvalidRequest
 
 __all__ = ["app", "main"]
-
-FAILED, BAD_INPUT = 1, 2
-"""Exit codes."""
 
 
 class Commands(TyperGroup):

@@ -17,11 +17,14 @@ from aphoton.checks import build
 from aphoton.cli.engine import engine_options, open_engine
 from aphoton.cli.generate import MODEL_HELP, NOT_TYPED
 from aphoton.cli.options import options
-from aphoton.cli.terminal import say, show
+from aphoton.cli.terminal import BAD_INPUT, check_output, say, show
 
 __all__ = ["chat"]
 
 Messages = list[dict[str, str]]
+
+OF_A_LINE = ("prompt", "messages")
+"""What is at fault when it is what has been typed, and not a setting."""
 
 
 @options(
@@ -36,22 +39,32 @@ def chat(
     settings: dict[str, Any],
 ) -> None:
     """Talk to a model. Ctrl-C stops the answer; Ctrl-D, or Ctrl-C twice at the prompt, quits."""
+    check_output()
+    if sys.stdin is None:
+        raise InvalidRequest("messages", "standard input is closed")
     params = build(SamplingParams, sampling)
     with start_blocking_portal() as portal:
         engine = portal.call(open_engine, model, {"max_rows": 1, **settings})
         try:
             if not engine.can_chat:
                 raise InvalidRequest("model", f"{model} has no chat template: use aphoton generate")
-            Conversation(portal, engine, params, system).run()
+            conversation = Conversation(portal, engine, params, system)
+            conversation.run()
         finally:
             portal.call(engine.aclose)
+    if conversation.refused and not sys.stdin.isatty():
+        raise typer.Exit(BAD_INPUT)
 
 
 class Conversation:
-    """What has been said, and the turns of it. Lives in the main thread."""
+    """What has been said, and the turns of it. Lives in the main thread.
+
+    :ivar refused: lines that the model could not be given, and that are no part of what has been said.
+    """
 
     def __init__(self, portal: BlockingPortal, engine: Engine, params: SamplingParams, system: str | None) -> None:
         self.messages: Messages = [] if system is None else [{"role": "system", "content": system}]
+        self.refused = 0
         self._portal = portal
         self._engine = engine
         self._params = params
@@ -59,19 +72,30 @@ class Conversation:
         self._stream: CompletionStream | None = None
 
     def run(self) -> None:
-        """Until the user quits.
+        """Until the user quits. A line that the model cannot be given is told of, and the next one asked for.
 
-        :raises AphotonError: when an answer cannot be given.
+        :raises AphotonError: when an answer cannot be given, whatever the line.
         """
         while True:
             try:
                 if (line := _read()) is None:
                     return
                 if line.strip():
-                    self.messages.append({"role": "user", "content": line})
-                    self._turn()
+                    self._take(line)
             except KeyboardInterrupt:  # outside of where an answer is waited for
                 self._stop()
+
+    def _take(self, line: str) -> None:
+        before = self.messages.copy()
+        self.messages.append({"role": "user", "content": line})
+        try:
+            self._turn()
+        except InvalidRequest as error:
+            if error.field.partition("[")[0] not in OF_A_LINE:
+                raise
+            say(f"error: {error}")
+            self.messages = before
+            self.refused += 1
 
     def _stop(self) -> None:
         """End the answer that may have begun."""
@@ -83,6 +107,7 @@ class Conversation:
 
     def _turn(self) -> None:
         """Answer the last message. What came before a Ctrl-C stays part of the conversation."""
+        forgotten = 0
         while True:
             texts: list[str] = []
             stream = self._stream = self._engine.chat_stream(self.messages, self._params)
@@ -92,10 +117,12 @@ class Conversation:
             except PromptTooLong:
                 if len(self.messages) <= self._first + 2:
                     raise
-                say("(the conversation has become too long: its oldest turn is forgotten)")
                 del self.messages[self._first : self._first + 2]
+                forgotten += 1
                 continue
             show("\n")
+            for _ in range(forgotten):  # not before: with a line that is too long by itself, nothing is
+                say("(the conversation has become too long: its oldest turn is forgotten)")
             self.messages.append({"role": "assistant", "content": "".join(texts)})
             if texts:  # else it was stopped before it was submitted
                 self._make_room(stream)
@@ -139,6 +166,8 @@ def _read() -> str | None:
         except EOFError:
             show("\n" if prompt else "")
             return None
+        except UnicodeDecodeError as error:  # what is read after it may begin anywhere
+            raise InvalidRequest("messages", f"standard input is not text: {error}") from None
         except KeyboardInterrupt:
             show("\n")
             if interrupted:

@@ -15,7 +15,7 @@ from aphoton import Completion, Engine, InvalidRequest, SamplingParams, TokenLog
 from aphoton.checks import build
 from aphoton.cli.engine import engine_options, open_engine
 from aphoton.cli.options import options
-from aphoton.cli.terminal import err, say, show
+from aphoton.cli.terminal import check_output, err, say, show
 
 __all__ = ["MODEL_HELP", "NOT_TYPED", "generate"]
 
@@ -41,16 +41,26 @@ def generate(
     settings: dict[str, Any],
 ) -> None:
     """Continue a prompt. The text goes to stdout as it comes."""
-    text = sys.stdin.read().removesuffix("\n") if prompt == "-" else prompt
+    check_output()
+    text = _read_input() if prompt == "-" else prompt
     if json_schema is not None:
         sampling["json_schema"] = _schema(json_schema)
     asyncio.run(_generate(model, text, build(SamplingParams, sampling), settings, stats))
 
 
+def _read_input() -> str:
+    if sys.stdin is None:
+        raise InvalidRequest("prompt", "standard input is closed")
+    try:
+        return sys.stdin.read().removesuffix("\n")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest("prompt", f"standard input is not text: {error}") from None
+
+
 def _schema(path: Path) -> Any:
     try:
         return json.loads(path.read_bytes())
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise InvalidRequest("json_schema", f"{path} is not JSON: {error}") from None
 
 

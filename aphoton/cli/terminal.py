@@ -8,7 +8,10 @@ from rich.console import Console
 from rich.filesize import decimal
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-__all__ = ["FetchBar", "err", "out", "say", "show"]
+__all__ = ["BAD_INPUT", "FAILED", "FetchBar", "check_output", "err", "out", "say", "show"]
+
+FAILED, BAD_INPUT = 1, 2
+"""Exit codes."""
 
 out = Console()
 err = Console(stderr=True)
@@ -16,7 +19,14 @@ err = Console(stderr=True)
 
 def say(message: str) -> None:
     """A line on stderr, as it is."""
-    print(message, file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # None: closed, and print would take stdout
+        print(message, file=sys.stderr, flush=True)
+
+
+def check_output() -> None:
+    """:raises OSError: when there is nowhere to `show` anything, as of a program that was started with ``>&-``."""
+    if sys.stdout is None:
+        raise OSError("standard output is closed")
 
 
 def show(text: str) -> None:

@@ -29,6 +29,8 @@ PROBLEMS = {
 }
 NO_MEMORY = 1
 MOST_HEAD_DIM = 512
+ROTARY_AT_ONCE, ROTARY_AT_FIRST = 1 << 13, 1 << 18
+"""Positions of the rotary table that are computed together, and how many are before the first step."""
 
 
 class Step(Protocol):
@@ -107,7 +109,8 @@ class NativeDecoder:
         """Takes the weights over: each layer's memory, and that of a tied embedding, is free as soon as it is packed,
         if the caller holds no other reference to it.
 
-        :param positions: tokens of the longest sequence: the rotary table is made for that many.
+        :param positions: tokens of the longest sequence: the rotary table has room for that many. What is beyond the
+            longest contexts of today is filled when a step comes so far: a number that is damaged costs nothing.
         :param threads: None: as many as there are processors for this process, and not more than torch uses.
         :raises NativeUnavailable: for a model or a machine that the kernels cannot serve; nothing has been taken then.
         :raises MemoryError: when memory or threads are lacking; the same.
@@ -123,7 +126,10 @@ class NativeDecoder:
         self._lock = threading.Lock()
         # The library reads these for as long as the decoder lives. They are filled while the weights are handed over.
         self._embed = None if weights.lm_head is weights.embed else weights.embed
-        self._cos, self._sin = (system_zeros((positions, config.head_dim // 2), torch.float32) for _ in range(2))
+        try:
+            self._cos, self._sin = (system_zeros((positions, config.head_dim // 2), torch.float32) for _ in range(2))
+        except MemoryError as error:
+            raise MemoryError(f"no memory for the rotary table of {positions} positions") from error
 
         shape = _Shape(
             layers=config.num_layers,
@@ -159,9 +165,9 @@ class NativeDecoder:
         )
         final_norm = weights.final_norm.float().contiguous()
         library.aphoton_set_final_norm(self._handle, c_void_p(final_norm.data_ptr()))
-        cos, sin = weights.rope.cos_sin(torch.arange(positions))
-        self._cos.copy_(cos)
-        self._sin.copy_(sin)
+        self._rope = weights.rope
+        self._rotary_filled = 0
+        self._fill_rotary(ROTARY_AT_FIRST)
 
     def forward(self, step: Step, kv: Pages) -> Tensor:
         """Runs one step: writes its keys and values into ``kv`` and returns each row's next-token logits.
@@ -194,6 +200,8 @@ class NativeDecoder:
             page_size=page_size,
         )
         with self._lock:
+            if self._rotary_filled < len(self._cos) and rows:
+                self._fill_rotary(int((step.starts + step.lengths).max()))
             problem = self._forward(self._handle, byref(arguments))
         if problem == NO_MEMORY:
             raise MemoryError(f"no memory for the buffers of a step of {len(step.tokens)} tokens")
@@ -232,6 +240,13 @@ class NativeDecoder:
             starts[index] += done
             lengths[index] -= done
         return self.forward(_Part(tokens=step.tokens[left], starts=starts, lengths=lengths, tables=step.tables), kv)
+
+    def _fill_rotary(self, end: int) -> None:
+        """Fills the table up to position ``end``, or its own end, and no more than a part beyond."""
+        while (begin := self._rotary_filled) < min(end, len(self._cos)):
+            part = slice(begin, min(begin + ROTARY_AT_ONCE, len(self._cos)))
+            self._cos[part], self._sin[part] = self._rope.cos_sin(torch.arange(part.start, part.stop))
+            self._rotary_filled = part.stop
 
     def _set_layer(self, library: ctypes.CDLL, index: int, layer: LayerWeights, window: int | None) -> None:
         vectors = {

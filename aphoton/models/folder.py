@@ -54,7 +54,10 @@ class FolderCheckpoint:
     def chat_template(self) -> str | None:
         file = self.path / "chat_template.jinja"
         if file.exists():
-            return file.read_text(encoding="utf-8")
+            try:
+                return file.read_text(encoding="utf-8")
+            except (OSError, ValueError) as error:
+                raise ModelError(f"{file}: cannot be read: {error}; expected text in UTF-8") from error
         fields = _read(self.path / "tokenizer_config.json")
         if fields is None or not fields.has("chat_template"):
             return None
@@ -79,7 +82,11 @@ class FolderCheckpoint:
                 raise index.error("weight_map", "names of tensors and of their files")
             names = sorted(set(shards))
         for name in names:
-            if not (self.path / name).is_file():
+            try:
+                found = (self.path / name).is_file()
+            except OSError:  # of a name that no file can have
+                found = False
+            if not found:
                 expected = f"expected by {INDEX}" if index is not None else f"expected it, or {INDEX}"
                 raise ModelError(f"{self.path / name}: no such file; {expected}")
         return [self.path / name for name in names]
@@ -103,7 +110,7 @@ def _read(file: Path) -> Fields | None:
         values = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelError(f"{file}: cannot be read: {error}; expected a JSON object") from error
     if not isinstance(values, dict):
         raise ModelError(f"{file}: holds a {type(values).__name__}, expected a JSON object")

@@ -179,6 +179,8 @@ def _rope_scaling(fields: Fields, arch: str, context: int) -> RopeScaling | None
     if kind == "linear":
         return RopeScaling(kind="linear", factor=factor, original_max_len=original)
     if kind == "yarn":
+        if fields.number(f"{arch}.rope.freq_base", 10000.0) <= 1:  # its logarithm tells the frequencies apart
+            raise fields.error(f"{arch}.rope.freq_base", "more than 1 for yarn")
         for name in ("attn_factor", "yarn_attn_factor", "yarn_ext_factor"):
             if fields.number(f"{prefix}.{name}", 1.0) != 1.0:
                 raise fields.error(f"{prefix}.{name}", "1")

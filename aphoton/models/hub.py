@@ -1,5 +1,6 @@
 """Where a model's files are: a path, the name ``smollm2``, or an id on the Hugging Face hub."""
 
+import errno
 import os
 import re
 from io import StringIO
@@ -42,7 +43,7 @@ def resolve(model: str | os.PathLike[str], *, progress: Progress | None = None) 
     if not os.fspath(model):
         raise ModelError("the model's name is empty")
     path = Path(os.path.expanduser(model))  # which leaves a user that does not exist as it is
-    if path.exists():
+    if _exists(path):
         return path
     if isinstance(model, str):
         if found := HUB_GGUF.fullmatch(model):
@@ -53,6 +54,16 @@ def resolve(model: str | os.PathLike[str], *, progress: Progress | None = None) 
         f"there is no file or folder {str(path)!r}; expected a folder with config.json and *.safetensors, a .gguf "
         f"file, a hub id such as 'org/name', the name {smollm2.NAME!r}, or 'random:tiny' and other random shapes"
     )
+
+
+def _exists(path: Path) -> bool:
+    """:raises ModelError: when the system does not say."""
+    try:
+        return path.exists()
+    except OSError as error:
+        if error.errno == errno.ENAMETOOLONG:  # nothing can have that name
+            return False
+        raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
 
 
 def _from_hub(repo: str, file: str | None, progress: Progress | None) -> Path:

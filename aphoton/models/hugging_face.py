@@ -63,7 +63,7 @@ def read_config(fields: Fields, generation: Fields | None = None) -> ModelConfig
 
 def _architecture(fields: Fields) -> Architecture:
     names = fields.values.get("architectures") or [None]
-    known = ARCHITECTURES.get(names[0]) if isinstance(names, list) else None
+    known = ARCHITECTURES.get(names[0]) if isinstance(names, list) and isinstance(names[0], str) else None
     if known is None:
         raise fields.error("architectures", f"one of {', '.join(ARCHITECTURES)}")
     return known
@@ -106,7 +106,7 @@ def _windows(fields: Fields, architecture: Architecture, layers: int) -> tuple[i
             raise fields.error("max_window_layers", "an integer")
         return tuple(window if layer >= first else None for layer in range(layers))
     known: dict[Any, int | None] = {"sliding_attention": window, "full_attention": None}
-    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in list(known) for kind in kinds):
         raise fields.error("layer_types", f"{layers} of {', '.join(known)}")
     return tuple(known[kind] for kind in kinds)
 
@@ -130,7 +130,7 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None, int]:
         scaling = RopeScaling(
             kind="linear" if kind == "linear" else "dynamic", factor=factor, original_max_len=positions
         )
-        return theta, scaling, int(positions * factor)
+        return theta, scaling, _stretched(rope, positions, factor)
     # The top level's goes first, as in transformers.
     place = fields if fields.has("original_max_position_embeddings") else rope
     original = place.integer("original_max_position_embeddings", positions)
@@ -146,6 +146,8 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None, int]:
             raise rope.error("high_freq_factor", f"more than low_freq_factor ({scaling.low_freq_factor:g})")
         return theta, scaling, positions
     if kind == "yarn":
+        if theta <= 1:  # its logarithm tells the frequencies apart
+            raise (rope if rope.has("rope_theta") else fields).error("rope_theta", "more than 1 for yarn")
         factor = rope.number("factor", positions / original)
         scaling = RopeScaling(
             kind="yarn",
@@ -156,8 +158,16 @@ def _rope(fields: Fields) -> tuple[float, RopeScaling | None, int]:
             attention_factor=_yarn_attention(rope, factor),
             truncate=rope.boolean("truncate", True),
         )
-        return theta, scaling, max(positions, int(original * factor))
+        return theta, scaling, max(positions, _stretched(rope, original, factor))
     raise rope.error("rope_type" if rope.has("rope_type") else "type", "default, linear, dynamic, yarn or llama3")
+
+
+def _stretched(rope: Fields, positions: int, factor: float) -> int:
+    """Positions of a model whose ``positions`` are stretched."""
+    stretched = positions * factor
+    if not 1 <= stretched < 2**31:
+        raise rope.error("factor", f"one that makes from 1 to below 2**31 positions of {positions}")
+    return int(stretched)
 
 
 def _yarn_attention(rope: Fields, factor: float) -> float | None:

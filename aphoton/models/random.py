@@ -16,6 +16,8 @@ __all__ = ["PREFIX", "RandomCheckpoint", "random_checkpoint"]
 
 PREFIX = "random:"
 """What names of random models begin with."""
+MOST_DIGITS = 20
+"""Of a seed."""
 
 SHAPES = {
     "tiny": ModelConfig(
@@ -113,10 +115,13 @@ class RandomCheckpoint:
 def random_checkpoint(name: str) -> RandomCheckpoint:
     """The model of a name like ``random:tiny`` or, with a seed other than 0, ``random:tiny:7``.
 
-    :raises ModelError: for a shape that is not known, or a seed that is not a number.
+    :raises ModelError: for a shape that is not known, or a seed that is not a number of up to 20 digits.
     """
     shape, _, seed = name.removeprefix(PREFIX).partition(":")
-    if not name.startswith(PREFIX) or shape not in SHAPES or not (seed or "0").isdecimal():
+    is_seed = (seed or "0").isdecimal() and len(seed) <= MOST_DIGITS
+    if not name.startswith(PREFIX) or shape not in SHAPES or not is_seed:
         known = ", ".join(PREFIX + shape for shape in SHAPES)
-        raise ModelError(f"{name}: no such random model, expected one of {known}, and perhaps :seed")
+        raise ModelError(
+            f"{name}: no such random model, expected one of {known}, and perhaps :seed of up to {MOST_DIGITS} digits"
+        )
     return RandomCheckpoint(SHAPES[shape], int(seed or 0))

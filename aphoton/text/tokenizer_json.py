@@ -59,7 +59,7 @@ def _read_config(path: Path) -> _Config:
         return _Config()
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from error
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError) as error:
         raise ModelError(f"{path}: not a tokenizer configuration: {error}") from error
 
 

@@ -12,7 +12,7 @@ from aphoton.cli.app import app
 def run() -> Run:
     """``run("generate", "random:tiny", "Hi")``, and an exit code to expect other than 0."""
 
-    def invoke(*arguments: str, code: int = 0, input: str | None = None) -> Result:
+    def invoke(*arguments: str, code: int = 0, input: str | bytes | None = None) -> Result:
         result = CliRunner().invoke(app, arguments, input=input)
         assert result.exit_code == code, (result.output, result.exception)
         return result

@@ -38,6 +38,23 @@ def test_runs_as_a_module() -> None:
     assert not done.stdout
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell that closes files")
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ("generate random:tiny Hi >&-", 1, "error: standard output is closed\n"),
+        ("generate random:tiny - <&-", 2, "error: prompt: standard input is closed\n"),
+        ("generate random:tiny '' 2>&-", 2, ""),
+        ("chat random:tiny >&-", 1, "error: standard output is closed\n"),
+        ("chat random:tiny <&-", 2, "error: messages: standard input is closed\n"),
+    ],
+)
+def test_files_that_are_closed(arguments: str, code: int, message: str) -> None:
+    command = ["sh", "-c", f'"$0" -m aphoton {arguments}', sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (code, "", message)
+
+
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [

@@ -45,8 +45,36 @@ def test_forgets_the_oldest_turn_when_it_must(run: Run, talker: Path) -> None:
     result = run("chat", str(talker), "--max-tokens", "8", "--max-model-len", "80", input="one\ntwo\nthree\n")
     assert "its oldest turn is forgotten" in result.stderr
     assert len(result.stdout.splitlines()) == 3
-    again = run("chat", str(talker), "--max-tokens", "8", "--max-model-len", "80", input="x" * 100, code=2)
-    assert again.stderr.startswith("error: prompt: ")
+
+
+@pytest.mark.parametrize("wrong", ["x" * 200, "\udcff"], ids=["too long", "no text"])
+def test_a_line_that_the_model_cannot_be_given(
+    run: Run, talker: Path, wrong: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is told of and left out, and the chat goes on; who pipes it learns of it from the exit code."""
+    settings = ("--max-tokens", "4", "--max-model-len", "160")
+    expected = run("chat", str(talker), *settings, input="one\ntwo\n").stdout
+    lines = iter(["one", wrong, "two"])
+
+    def read(prompt: str) -> str:
+        if (line := next(lines, None)) is None:
+            raise EOFError
+        return line
+
+    monkeypatch.setattr("builtins.input", read)  # as of a terminal in the C locale, where any byte can be typed
+    result = run("chat", str(talker), *settings, code=2)
+    assert result.stdout == expected
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+
+
+def test_a_setting_that_does_not_fit_ends_it(run: Run, talker: Path) -> None:
+    result = run("chat", str(talker), "--stop-token-ids", "100000", input="one\ntwo\n", code=2)
+    assert result.stderr.startswith("error: stop_token_ids: ") and result.stderr.count("\n") == 1
+
+
+def test_input_that_is_not_text(run: Run, talker: Path) -> None:
+    result = run("chat", str(talker), "--max-tokens", "4", input=b"\xff\n", code=2)
+    assert result.stderr.startswith("error: messages: standard input is not text: ")
 
 
 def test_a_model_without_a_template(run: Run) -> None:

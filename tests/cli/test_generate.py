@@ -30,6 +30,19 @@ def test_writes_the_text(run: Run, talker: Path) -> None:
     assert run("generate", str(talker), "-", "--max-tokens", "10", input="Once upon\n").stdout == f"{expected}\n"
 
 
+def test_input_that_is_not_text(run: Run) -> None:
+    result = run("generate", "random:tiny", "-", input=b"\xff\n", code=2)
+    assert result.stderr.startswith("error: prompt: standard input is not text: ")
+
+
+@pytest.mark.parametrize("content", ["{", "[" * 200_000], ids=["cut", "deep"])
+def test_a_schema_that_is_not_json(run: Run, tmp_path: Path, content: str) -> None:
+    file = tmp_path / "schema.json"
+    file.write_text(content)
+    result = run("generate", "random:tiny", "Hi", "--json-schema", str(file), code=2)
+    assert result.stderr.startswith(f"error: json_schema: {file} is not JSON: ")
+
+
 def test_every_sampling_parameter(run: Run, talker: Path) -> None:
     asked = {"max_tokens": 12, "min_tokens": 3, "temperature": 0.7, "top_k": 40, "top_p": 0.9, "min_p": 0.01, "seed": 5}
     stops = {"stop": ["qqq", "word1,"], "stop_token_ids": [7], "include_stop_str_in_output": True, "ignore_eos": True}

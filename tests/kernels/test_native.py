@@ -263,6 +263,21 @@ def test_steps_that_do_not_fit(change: dict[str, torch.Tensor], message: str) ->
     torch.testing.assert_close(rows.kv.data, before, atol=0, rtol=0, equal_nan=True)
 
 
+def test_a_rotary_table_is_filled_as_far_as_steps_come(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context length that is damaged takes no memory and no time, and no bit depends on when a part is filled."""
+    monkeypatch.setattr(native, "ROTARY_AT_ONCE", 4)
+    monkeypatch.setattr(native, "ROTARY_AT_FIRST", 8)
+    weights = random_decoder()
+    config = weights.config
+    rows = Rows(NativeDecoder(weights, positions=83_886_144, threads=2), config, torch.float32)
+    monkeypatch.undo()
+    whole = Rows(NativeDecoder(random_decoder(), positions=POSITIONS, threads=2), config, torch.float32)
+    for step in ragged():
+        assert all(map(torch.equal, rows.feed(step), whole.feed(step)))
+    with pytest.raises(MemoryError, match="rotary table of 1000000000000000 positions"):
+        NativeDecoder(random_decoder(), positions=10**15)
+
+
 def test_a_cache_that_does_not_fit() -> None:
     weights = random_decoder()
     config = weights.config

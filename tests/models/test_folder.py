@@ -127,14 +127,17 @@ def test_windows_of_qwen(make_reference, save):
     assert config_of(folder).layer_windows == (9, None, None)
     edit(folder, use_sliding_window=False)
     assert config_of(folder).layer_windows == ()
-    edit(folder, use_sliding_window=True, layer_types=["sliding_attention", "linear_attention", "full_attention"])
-    with pytest.raises(ModelError, match=r"layer_types is .*, expected 3 of sliding_attention, full_attention"):
-        open_checkpoint(folder)
+    for other in ("linear_attention", ["full_attention"], None):
+        edit(folder, use_sliding_window=True, layer_types=["sliding_attention", other, "full_attention"])
+        with pytest.raises(ModelError, match=r"layer_types is .*, expected 3 of sliding_attention, full_attention"):
+            open_checkpoint(folder)
 
 
 WRONG = [
     ({"architectures": ["MixtralForCausalLM"]}, r"architectures is \['MixtralForCausalLM'\], expected one of Llama"),
     ({"architectures": None}, r"architectures is None, expected one of LlamaForCausalLM"),
+    ({"architectures": [["LlamaForCausalLM"]]}, r"architectures is \[\['LlamaForCausalLM'\]\], expected one of Llama"),
+    ({"architectures": [{}]}, r"architectures is \[\{\}\], expected one of Llama"),
     ({"hidden_size": ...}, r"hidden_size is missing, expected a positive integer"),
     ({"hidden_size": "64"}, r"hidden_size is '64', expected a positive integer"),
     ({"num_hidden_layers": 0}, r"num_hidden_layers is 0, expected a positive integer"),
@@ -152,6 +155,20 @@ WRONG = [
     ({"rope_parameters": [1]}, r"rope_parameters is \[1\], expected an object"),
     ({"rope_parameters": {"rope_type": "longrope"}}, r"rope_type is 'longrope', expected default, linear, dynamic"),
     ({"rope_parameters": {"rope_type": "linear"}}, r"rope_parameters: factor is missing, expected a positive number"),
+    (
+        {"rope_parameters": {"rope_type": "linear", "factor": 1e29}},
+        r"rope_parameters: factor is 1e\+29, expected one that makes from 1 to below 2\*\*31 positions of 64",
+    ),
+    ({"rope_parameters": {"rope_type": "dynamic", "factor": 1e-9}}, r"factor is 1e-09, expected one that makes"),
+    ({"rope_parameters": {"rope_type": "yarn", "factor": 1e29}}, r"factor is 1e\+29, expected one that makes"),
+    (
+        {"rope_parameters": {"rope_type": "yarn", "factor": 4, "rope_theta": 1.0}},
+        r"rope_parameters: rope_theta is 1\.0, expected more than 1 for yarn",
+    ),
+    (
+        {"rope_parameters": ..., "rope_theta": 0.5, "rope_scaling": {"type": "yarn", "factor": 4}},
+        r"config\.json: rope_theta is 0\.5, expected more than 1 for yarn",
+    ),
     ({"rope_parameters": {"full_attention": {}}}, r"rope_parameters: differs by layer"),
     (
         {"rope_parameters": {"rope_type": "llama3", **LLAMA3, "low_freq_factor": 4.0}},
@@ -179,10 +196,15 @@ def test_no_config(tmp_path):
         open_checkpoint(tmp_path)
 
 
-@pytest.mark.parametrize(("text", "message"), [("{", "cannot be read: .*"), ("[]", "holds a list, ")])
-def test_a_config_that_is_no_json_object(text, message, folder):
-    (folder / "config.json").write_text(text)
-    with pytest.raises(ModelError, match=rf"config\.json: {message}.*expected a JSON object"):
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [("{", "cannot be read: .*"), ("[]", "holds a list, "), ("[" * 200_000, "cannot be read: maximum recursion .*")],
+    ids=["cut", "list", "deep"],
+)
+def test_a_config_that_is_no_json_object(text, message, name, folder):
+    (folder / name).write_text(text)
+    with pytest.raises(ModelError, match=rf"/{name}: {message}.*expected a JSON object"):
         open_checkpoint(folder)
 
 
@@ -223,6 +245,9 @@ def test_a_missing_shard(make_reference, tmp_path):
     edit(tmp_path, "model.safetensors.index.json", weight_map={})
     with pytest.raises(ModelError, match=r"index\.json: weight_map is {}, expected names of tensors"):
         open_checkpoint(tmp_path)
+    edit(tmp_path, "model.safetensors.index.json", weight_map={"lm_head.weight": "x" * 5000})  # longer than a name is
+    with pytest.raises(ModelError, match=r"x: no such file; expected by model\.safetensors\.index\.json"):
+        open_checkpoint(tmp_path)
 
 
 def test_no_weights(folder):
@@ -248,6 +273,9 @@ def test_chat_template(folder):
             assert open_checkpoint(folder).chat_template
     (folder / "chat_template.jinja").write_text("from its own file")
     assert open_checkpoint(folder).chat_template == "from its own file"
+    (folder / "chat_template.jinja").write_bytes("à".encode("latin-1"))
+    with pytest.raises(ModelError, match=r"chat_template\.jinja: cannot be read: .*; expected text in UTF-8"):
+        assert open_checkpoint(folder).chat_template
 
 
 def test_tokenizer(folder):

@@ -297,6 +297,12 @@ WRONG = [
     (set_value("attention.head_count_kv", 3), r"head_count_kv is 3, expected a divisor of head_count \(4\)"),
     (set_value("attention.value_length", 8), r"value_length is 8, expected the length of a head \(16\)"),
     (set_value("rope.dimension_count", 8), r"dimension_count is 8, expected the length of a head \(16\)"),
+    (
+        lambda file: file.values.update(
+            {"rope.scaling.type": "yarn", "rope.scaling.factor": 4.0, "rope.freq_base": 1.0}
+        ),
+        r"rope\.freq_base is 1\.0, expected more than 1 for yarn",
+    ),
     (set_value("rope.scaling.type", "longrope"), r"scaling\.type is 'longrope', expected none, linear or yarn"),
     (set_yarn, r"yarn_attn_factor is 0\.5, expected 1"),
     (set_value("expert_count", 8), r"expert_count is 8, expected no mixture of experts"),

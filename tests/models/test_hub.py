@@ -578,7 +578,18 @@ def test_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "model", ["nonesuch", "./org/name", "no.gguf", "a/b.gguf", "/no/such", "a/b/c", Path("a/b"), ""]
+    "model",
+    [
+        "nonesuch",
+        "./org/name",
+        "no.gguf",
+        "a/b.gguf",
+        "/no/such",
+        "a/b/c",
+        Path("a/b"),
+        "",
+        pytest.param("a" * 5000, id="long"),
+    ],
 )
 def test_what_is_nowhere(model: str | Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
@@ -669,6 +680,7 @@ def test_hub_file(hub: Server) -> None:
         ("org/nonesuch", "has no model of that name"),
         ("org/gated", "gated: accept"),
         ("a--b/c", "no model of that name"),
+        pytest.param("x" * 300 + "/b", "no model of that name", id="long"),  # longer than a file's name may be
     ],
 )
 def test_hub_refusals(hub: Server, model: str, message: str) -> None:

@@ -46,7 +46,17 @@ def test_it_brings_no_text():
     assert checkpoint.config.eos_token_ids == ()
 
 
-@pytest.mark.parametrize("name", ["tiny", "random:huge", "random:", "random:tiny:x", "random:tiny:-1"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tiny",
+        "random:huge",
+        "random:",
+        "random:tiny:x",
+        "random:tiny:-1",
+        pytest.param("random:tiny:" + "9" * 5000, id="long"),
+    ],
+)
 def test_unknown_names(name):
     with pytest.raises(ModelError, match=f"^{name}: no such random model, expected one of random:tiny, random:135m"):
         random_checkpoint(name)

@@ -328,9 +328,10 @@ def test_json_that_is_missing_or_has_a_broken_configuration(byte_level: tokenize
     with pytest.raises(ModelError, match=r"tokenizer\.json: cannot be read"):
         Tokenizer.from_json(tmp_path / "tokenizer.json")
     byte_level.save(str(tmp_path / "tokenizer.json"))
-    (tmp_path / "tokenizer_config.json").write_text('{"bos_token": 3}')
-    with pytest.raises(ModelError, match=r"tokenizer_config\.json: not a tokenizer configuration"):
-        Tokenizer.from_json(tmp_path / "tokenizer.json")
+    for content in ('{"bos_token": 3}', '{"extra": ' + "[" * 200_000):
+        (tmp_path / "tokenizer_config.json").write_text(content)
+        with pytest.raises(ModelError, match=r"tokenizer_config\.json: not a tokenizer configuration"):
+            Tokenizer.from_json(tmp_path / "tokenizer.json")
 
 
 @pytest.mark.parametrize("decoder", [None, tokenizers.decoders.WordPiece(), tokenizers.decoders.Metaspace()])
