@@ -115,6 +115,10 @@ async def test_a_dead_engine_holds_no_model(monkeypatch: pytest.MonkeyPatch) -> 
     [
         (ModelError("the file ends"), "the file ends"),
         (MemoryError("no memory for 8 bytes"), "its weights do not fit in this machine's memory: no memory for 8"),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 8 bytes"),
+            "random:tiny: its weights do not fit in this machine's memory: DefaultCPUAllocator",
+        ),
     ],
 )
 async def test_an_engine_that_could_not_start_holds_no_model(
