@@ -35,7 +35,7 @@ def open_cpu(source: Source, config: EngineConfig) -> CpuDevice:
         if not isinstance(error, MemoryError) and "allocate memory" not in str(error):  # as torch says it
             raise
         raise ModelError(f"{source.name}: its weights do not fit in this machine's memory: {error}") from error
-    limits = source.limits(pages, dtype, "native" if isinstance(runner, NativeDecoder) else "torch")
+    limits = source.limits(pages, dtype, "torch" if isinstance(runner, Decoder) else "native")
     return CpuDevice(runner, kv, limits, max_rows=config.max_rows)
 
 
