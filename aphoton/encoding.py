@@ -42,7 +42,10 @@ async def encode_prompt(prompt: Prompt, tokenizer: Tokenizer, vocab_size: int) -
     """:raises InvalidRequest: for what is neither text nor token ids."""
     if isinstance(prompt, str):
         return np.array(await encode_text("prompt", prompt, tokenizer), np.int32)
-    return check_ids("prompt", prompt, vocab_size)
+    wanted = "text or a list of token ids"
+    if isinstance(prompt, list) and prompt and isinstance(prompt[0], Mapping):
+        raise InvalidRequest("prompt", f"must be {wanted}: messages are for chat()")
+    return check_ids("prompt", prompt, vocab_size, wanted=wanted)
 
 
 async def encode_chat(
@@ -72,15 +75,13 @@ async def encode_chat(
     return np.array(await anyio.to_thread.run_sync(encode, abandon_on_cancel=True), np.int32)
 
 
-def check_ids(field: str, ids: Iterable[int], vocab_size: int) -> Ids:
+def check_ids(field: str, ids: Iterable[int], vocab_size: int, *, wanted: str = "a list of token ids") -> Ids:
     """Token ids from a caller, copied.
 
+    :param wanted: what may be given, for the error.
     :raises InvalidRequest: unless they are integers in ``0..vocab_size - 1``.
     """
-    wanted = "text or a list of token ids" if field == "prompt" else "a list of token ids"
     refusal = InvalidRequest(field, f"must be {wanted}")
-    if field == "prompt" and isinstance(ids, list) and ids and isinstance(ids[0], Mapping):
-        raise InvalidRequest(field, f"must be {wanted}: messages are for chat()")
     if isinstance(ids, bytes | bytearray | Mapping | Set):
         raise refusal
     try:

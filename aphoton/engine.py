@@ -368,7 +368,8 @@ class Engine:
         if params.echo and text is None:
             ids, tokenizer = prompt.tolist(), loaded.tokenizer
             text = await off_loop(len(ids), lambda: tokenizer.decode(ids))
-        if self._state != "closing" or self._entered is None:  # which waits for this one
+        drains = self._state == "closing" and self._entered is not None
+        if not drains:  # a drain waits for this one, who asked before it
             self._running()  # it may have been closed meanwhile
         assert self._scheduler is not None and self._door is not None
         use = params.use_prefix_cache

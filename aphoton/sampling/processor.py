@@ -16,7 +16,7 @@ def process(processor: "LogitsProcessor", output: Sequence[int], logits: "Tensor
 
     :raises InvalidRequest: when it returns something else, as other libraries' do: that would change nothing.
     """
-    returned: object = processor(output, logits)  # type: ignore[func-returns-value]
+    returned: object = processor(output, logits)  # type: ignore[func-returns-value]  # the type says None; users may not
     if returned is not None and returned is not logits:  # which is what torch's own functions in place return
         raise InvalidRequest(
             "processor", f"must change the logits in place and return None, not {type(returned).__name__}"
