@@ -85,7 +85,7 @@ class Late:
     """What the sampling of a step waits for: the host's part, made when the step before has been committed.
 
     :ivar masked: [m] indices in the batch, each at most once.
-    :ivar masks: [m, ceil(vocab_size / 32)] uint32: bit t % 32 of word t // 32 says that token t may be sampled. In
+    :ivar masks: [m, mask_words] uint32: bit t % 32 of word t // 32 says that token t may be sampled. In
         place of what the row's `RowSampling.allowed` says.
     :ivar processors: (index in the batch, processor, the row's output so far).
     """

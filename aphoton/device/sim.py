@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from aphoton.checks import check_float, check_int, check_ints
 from aphoton.device.base import INT32_MAX, PENDING, Batch, Late, Limits, Results, Scores
 from aphoton.errors import InvalidRequest
-from aphoton.sampling import RowSampling
+from aphoton.sampling import RowSampling, mask_words
 
 __all__ = ["SimCosts", "SimDevice", "SimFault", "SimModel"]
 
@@ -313,7 +313,7 @@ class SimDevice:
                 raise SimFault(f"the targets of row {batch.rows[scored.index]} are not what follows its tokens")
 
     def _checked_masks(self, batch: Batch, late: Late) -> dict[int, NDArray[np.uint32]]:
-        words = -(-self._model.vocab_size // 32)
+        words = mask_words(self._model.vocab_size)
         if late.processors:
             raise SimFault("sim has no logits to process")
         if late.masks.shape != (len(late.masked), words) or late.masks.dtype != np.uint32:

@@ -7,7 +7,7 @@ from aphoton.sampling.grammar import Grammar
 from aphoton.sampling.grammarcompiler import GrammarCompiler
 from aphoton.sampling.grammarmasker import GrammarMasker
 from aphoton.sampling.grammarvocabulary import GrammarVocabulary
-from aphoton.sampling.masker import Masker
+from aphoton.sampling.masker import Masker, mask_words
 from aphoton.sampling.masks import fill_all, loop_share
 from aphoton.sampling.params import SamplingParams
 from aphoton.sampling.processor import LogitsProcessor
@@ -29,4 +29,5 @@ __all__ = [
     "SamplingParams",
     "fill_all",
     "loop_share",
+    "mask_words",
 ]

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from aphoton.sampling.masker import mask_words
+
 __all__ = ["AllowedTokens"]
 
 
@@ -20,7 +22,7 @@ class AllowedTokens:
     cost = 1e-5
 
     def __init__(self, ids: Sequence[int], vocab_size: int) -> None:
-        bits = np.zeros(-(-vocab_size // 32) * 32, np.bool_)
+        bits = np.zeros(32 * mask_words(vocab_size), np.bool_)
         bits[np.array(ids, np.int64)] = True
         self._mask = np.packbits(bits, bitorder="little").view("<u4").astype(np.uint32)
 

@@ -6,6 +6,8 @@ from copy import copy
 import numpy as np
 from numpy.typing import NDArray
 
+from aphoton.sampling.masker import mask_words
+
 __all__ = ["BadWords"]
 
 COMPARISON = 1e-8
@@ -66,7 +68,6 @@ class BadWords:
 
 def all_tokens(vocab_size: int) -> NDArray[np.uint32]:
     """A mask that allows everything, and nothing beyond the vocabulary."""
-    mask = np.full((vocab_size + 31) // 32, 0xFFFFFFFF, np.uint32)
-    if vocab_size % 32:
-        mask[-1] = (1 << vocab_size % 32) - 1
+    mask = np.full(mask_words(vocab_size), 0xFFFFFFFF, np.uint32)
+    mask[-1] = (1 << vocab_size % 32) - 1
     return mask

@@ -28,7 +28,7 @@ class GrammarMasker:
     """
 
     __slots__ = (
-        "_buffer",
+        "_behind",
         "_count",
         "_eos",
         "_field",
@@ -58,6 +58,7 @@ class GrammarMasker:
         self._on_error = on_error
         self._vocabulary = vocabulary
         self._eos = frozenset(vocabulary.eos_ids)
+        self._behind = ~np.uint32(1 << vocabulary.vocab_size % 32)  # all of the last word but that end token
         self._count = 0
         self._min_tokens = min_tokens
         self._kept: NDArray[np.uint32] | None = None
@@ -66,18 +67,11 @@ class GrammarMasker:
             for i in banned:
                 self._kept[i // 32] &= ~np.uint32(1 << i % 32)
             self._narrowed = np.empty_like(self._kept)
-        # llguidance's vocabulary has one token more where the model has no end token.
-        self._buffer = None if self._eos else np.empty((vocabulary.vocab_size + 32) // 32, np.uint32)
 
     @property
     def complete(self) -> bool:
         """Whether the text may end here."""
         return self.matcher.is_accepting()
-
-    @property
-    def direct(self) -> bool:
-        """Whether llguidance's mask is the model's, word by word: not where it has an end token of its own."""
-        return self._buffer is None
 
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """See `Masker.fill`.
@@ -85,13 +79,14 @@ class GrammarMasker:
         :raises ConstraintFailed: when the grammar needs more than a mask may cost.
         """
         began = _clock()
-        self._compute(mask)
+        self.compute(mask)
         took = _clock() - began
         self.cost = took if took > self.cost else 0.9 * self.cost + 0.1 * took
         self.finish(mask)
 
     def finish(self, mask: NDArray[np.uint32]) -> None:
-        """What `fill` does with a mask after it has been computed, here or by `fill_all`."""
+        """The other part of `fill`, once the mask has been computed, here or by `fill_all`."""
+        self._clear(mask)
         # An error leaves a mask with the end token only.
         if self.matcher.is_error():
             self._on_error()
@@ -104,13 +99,14 @@ class GrammarMasker:
             if self._narrowed.any():
                 mask[:] = self._narrowed
 
-    def _compute(self, mask: NDArray[np.uint32]) -> None:
-        buffer = mask if self._buffer is None else self._buffer
-        self.matcher.unsafe_compute_mask_ptr(buffer.ctypes.data, buffer.nbytes)
-        if self._buffer is not None:
-            end = self._vocabulary.vocab_size  # the token that the model does not have
-            buffer[end // 32] &= ~np.uint32(1 << end % 32)
-            mask[:] = buffer[: len(mask)]
+    def compute(self, mask: NDArray[np.uint32]) -> None:
+        """The first part of `fill`: llguidance's mask."""
+        self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
+
+    def _clear(self, mask: NDArray[np.uint32]) -> None:
+        """Take out llguidance's end token, if the model has none."""
+        if not self._eos:
+            mask[-1] &= self._behind
 
     def accept(self, token: int) -> bool:
         """See `Masker.accept`. True at once when nothing can follow, without a step for the end token.
@@ -123,9 +119,10 @@ class GrammarMasker:
             return False
         if token in self._eos or self.matcher.is_stopped():
             return True
-        if self._buffer is not None and self.matcher.is_accepting():
+        if not self._eos and self.matcher.is_accepting():
             # No end token can be sampled: where it alone is left, which llguidance may see only now, this is the end.
             mask = np.empty(self._vocabulary.words, np.uint32)
-            self._compute(mask)
+            self.compute(mask)
+            self._clear(mask)
             return not mask.any()
         return False

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from llguidance import LLTokenizer
 
 from aphoton.checks import check_int, check_ints
+from aphoton.sampling.masker import mask_words
 
 __all__ = ["GrammarVocabulary"]
 
@@ -37,7 +38,7 @@ class GrammarVocabulary:
         check_int("vocab_size", vocab_size, 1)
         self.vocab_size = vocab_size
         self.eos_ids = check_ints("eos_ids", eos_ids, 0, vocab_size - 1)
-        self.words = (vocab_size + 31) // 32
+        self.words = mask_words(vocab_size)
         """uint32 words in a mask."""
         self._pieces = pieces
         self._special = frozenset(special_ids)
@@ -90,10 +91,10 @@ class _Source:
     ) -> None:
         tokens = list(pieces[:vocab_size])
         tokens += [b""] * (vocab_size - len(tokens))
-        if not eos_ids:
-            # llguidance needs an end token: one behind all others, whose bit never leaves `GrammarMasker`.
-            tokens.append(b"<end>")
-            eos_ids = (vocab_size,)
+        # One behind all others, so that a mask has `mask_words`. llguidance needs an end token: this is it where the
+        # model has none, and its bit never leaves `GrammarMasker`.
+        tokens.append(b"")
+        eos_ids = eos_ids or (vocab_size,)
         for i in eos_ids:
             tokens[i] = tokens[i] or b"<end>"
         self.tokens = tokens

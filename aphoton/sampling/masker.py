@@ -1,11 +1,16 @@
-"""`Masker`: which tokens may come next, as the host knows it."""
+"""`Masker`: which tokens may come next, as the host knows it, and `mask_words`: how that is written."""
 
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Masker"]
+__all__ = ["Masker", "mask_words"]
+
+
+def mask_words(vocab_size: int) -> int:
+    """uint32 words of a mask. It has a bit more than there are tokens, at least: llguidance always has an end token."""
+    return vocab_size // 32 + 1
 
 
 class Masker(Protocol):
@@ -18,7 +23,7 @@ class Masker(Protocol):
     def fill(self, mask: NDArray[np.uint32]) -> None:
         """Write the mask of the next token: bit t % 32 of word t // 32 says that token t may come.
 
-        :param mask: [ceil(vocab_size / 32)], contiguous; what is in it means nothing.
+        :param mask: [mask_words], contiguous; what is in it means nothing. Bits behind the vocabulary are to be 0.
         :raises Exception: when no mask can be made any more: that ends the sequence, with this error.
         """
 

@@ -32,7 +32,7 @@ def _executor() -> LLExecutor:
 
 
 def loop_share(costs: Sequence[float]) -> int:
-    """How many masks may be made on the loop: the first ones, of ``costs`` in rising order."""
+    """How many masks may be made on the loop: the first ones. Either all, or as many as can be of rising ``costs``."""
     total = 0.0
     for count, cost in enumerate(costs):
         total += cost
@@ -47,14 +47,14 @@ def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, 
     Sequences of one grammar take turns, for they share a lexer.
 
     :param maskers: m of them, of which none is used by another thread meanwhile.
-    :param masks: [m, ceil(vocab_size / 32)], contiguous.
+    :param masks: [m, mask_words], contiguous.
     :returns: what was raised, by index; the masks of these mean nothing.
     """
     together: dict[int, GrammarMasker] = {}
     if THREADS > 1 and len(maskers) >= FEW:
         for i, masker in enumerate(maskers):
             grammar = _grammar(masker)
-            if grammar is not None and grammar.direct and not grammar.matcher.is_error():
+            if grammar is not None and not grammar.matcher.is_error():
                 together[i] = grammar
         if len(together) < FEW:
             together = {}

@@ -3,9 +3,10 @@
 import anyio
 import anyio.to_thread
 import numpy as np
+from numpy.typing import NDArray
 
 from aphoton.device.base import Late
-from aphoton.sampling import Masker, fill_all, loop_share
+from aphoton.sampling import Masker, fill_all, loop_share, mask_words
 from aphoton.scheduler.scheduler import Scheduler
 from aphoton.scheduler.step import Step
 
@@ -17,7 +18,7 @@ class LateWork:
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._scheduler = scheduler
-        self._words = -(-scheduler.limits.vocab_size // 32)
+        self._words = mask_words(scheduler.limits.vocab_size)
         self._limiter: anyio.CapacityLimiter | None = None
 
     async def make(self, step: Step) -> Late | None:
@@ -28,37 +29,44 @@ class LateWork:
         between two of them.
         """
         batch, active = step.batch, self._scheduler.rows.active
-        masked: list[tuple[int, Masker]] = []
-        for index in np.flatnonzero(batch.late & active[batch.rows]).tolist():
-            masker = step.sequences[index].masker
-            if masker is not None:
-                masked.append((index, masker))
-        masked.sort(key=lambda pair: pair[1].cost)
-        quick = loop_share([masker.cost for _, masker in masked])
+        late = np.flatnonzero(batch.late & active[batch.rows]).tolist()
+        masked = [(index, masker) for index in late if (masker := step.sequences[index].masker) is not None]
         masks = np.empty((len(masked), self._words), np.uint32)
-        maskers = [masker for _, masker in masked]
-        errors = fill_all(maskers[:quick], masks[:quick])
-        if quick < len(masked):
-            # A limiter of its own: the app's threads may all be taken, and nobody gets a token before this is done.
-            if self._limiter is None:
-                self._limiter = anyio.CapacityLimiter(1)
-            late = await anyio.to_thread.run_sync(fill_all, maskers[quick:], masks[quick:], limiter=self._limiter)
-            errors.update({quick + place: error for place, error in late.items()})
+        errors, quick = await self._fill(masked, masks)
         for place, error in errors.items():
             sequence = step.sequences[masked[place][0]]
             if not sequence.finalized:
                 self._scheduler.ends.finish(sequence, None, error=error)
-        alive = active[batch.rows]
-        places = [place for place, (index, _) in enumerate(masked) if alive[index] and place not in errors]
+        indices = [index for index, _ in masked]
+        if errors or not quick:
+            alive = active[batch.rows]
+            places = [place for place, index in enumerate(indices) if alive[index] and place not in errors]
+            indices, masks = [indices[place] for place in places], masks[places]
+            late = [index for index in late if alive[index]]
         processors = []
-        for index in np.flatnonzero(batch.late & alive).tolist():
+        for index in late:
             sequence = step.sequences[index]
             if sequence.processor is not None:
                 processors.append((index, sequence.processor, list(sequence.output)))
-        if not places and not processors:
+        if not indices and not processors:
             return None
-        return Late(
-            masked=np.array([masked[place][0] for place in places], np.int32),
-            masks=masks if len(places) == len(masked) else masks[places],
-            processors=processors,
-        )
+        return Late(masked=np.array(indices, np.int32), masks=masks, processors=processors)
+
+    async def _fill(
+        self, masked: list[tuple[int, Masker]], masks: NDArray[np.uint32]
+    ) -> tuple[dict[int, Exception], bool]:
+        """`fill_all`, and whether that was all on the loop; else ``masked`` is in another order now."""
+        quick = loop_share([masker.cost for _, masker in masked])
+        if quick < len(masked):
+            masked.sort(key=lambda pair: pair[1].cost)
+            quick = loop_share([masker.cost for _, masker in masked])
+        maskers = [masker for _, masker in masked]
+        errors = fill_all(maskers[:quick], masks[:quick])
+        if quick == len(masked):
+            return errors, True
+        # A limiter of its own: the app's threads may all be taken, and nobody gets a token before this is done.
+        if self._limiter is None:
+            self._limiter = anyio.CapacityLimiter(1)
+        others = await anyio.to_thread.run_sync(fill_all, maskers[quick:], masks[quick:], limiter=self._limiter)
+        errors.update({quick + place: error for place, error in others.items()})
+        return errors, False

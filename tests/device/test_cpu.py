@@ -16,7 +16,7 @@ from aphoton.attention import KVCache
 from aphoton.device.base import PENDING, Device, Late, Limits, Scored
 from aphoton.device.cpu import CpuDevice
 from aphoton.models import StepInput
-from aphoton.sampling import RowSampling
+from aphoton.sampling import RowSampling, mask_words
 
 VOCAB = 50
 
@@ -219,7 +219,7 @@ async def test_nobody_awaits_the_results_any_more() -> None:
 
 
 def masks(*lines: Sequence[int]) -> "np.ndarray[tuple[int, int], np.dtype[np.uint32]]":
-    words = np.zeros((len(lines), -(-VOCAB // 32)), np.uint32)
+    words = np.zeros((len(lines), mask_words(VOCAB)), np.uint32)
     for line, tokens in zip(words, lines, strict=True):
         for token in tokens:
             line[token // 32] |= np.uint32(1 << token % 32)

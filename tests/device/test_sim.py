@@ -11,7 +11,7 @@ from device.batches import PAGE, batch, row
 from aphoton import InvalidRequest, SimCosts, SimModel
 from aphoton.device.base import PENDING, Device, Late, Limits, Scored
 from aphoton.device.sim import SimDevice, SimFault
-from aphoton.sampling import RowSampling
+from aphoton.sampling import RowSampling, mask_words
 
 COSTS = SimCosts(launch=1.0, forward=10.0, forward_token=0.5, sampling=2.0, copy=0.25, commit=4.0)
 
@@ -246,7 +246,7 @@ async def test_it_serves_until_it_is_stopped() -> None:
 
 def masks(rows: dict[int, set[int]], size: int = 1000) -> Late:
     """:param rows: allowed tokens by index in the batch."""
-    bits = np.zeros((len(rows), -(-size // 32) * 32), np.bool_)
+    bits = np.zeros((len(rows), 32 * mask_words(size)), np.bool_)
     for place, tokens in enumerate(rows.values()):
         bits[place, list(tokens)] = True
     return Late(

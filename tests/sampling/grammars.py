@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from aphoton.sampling import CompiledGrammar, Grammar, GrammarCompiler, GrammarVocabulary, Masker
+from aphoton.sampling import CompiledGrammar, Grammar, GrammarCompiler, GrammarVocabulary, Masker, mask_words
 
 EOS = 299
 VOCAB = 333  # not a multiple of 32; 34 ids that no tokenizer knows
@@ -23,7 +23,7 @@ def bits(mask: NDArray[np.uint32]) -> set[int]:
 
 
 def mask_of(masker: Masker, vocab_size: int = VOCAB) -> set[int]:
-    mask = np.full((vocab_size + 31) // 32, 0xA5A5A5A5, np.uint32)  # what is in it means nothing
+    mask = np.full(mask_words(vocab_size), 0xA5A5A5A5, np.uint32)  # what is in it means nothing
     masker.fill(mask)
     return bits(mask)
 

@@ -32,6 +32,7 @@ from aphoton.sampling import (
     Rules,
     fill_all,
     loop_share,
+    mask_words,
 )
 from aphoton.sampling.masks import QUICK
 from aphoton.text import Tokenizer
@@ -527,7 +528,7 @@ def test_many_masks_at_once(compiler: GrammarCompiler, threads: int, monkeypatch
         return [*maskers, broken, endless.masker(), Without(), rules, ready.masker(min_tokens=2, banned=(ord("{"),))]
 
     maskers = make()
-    masks = np.full((len(maskers), (VOCAB + 31) // 32), 0xA5A5A5A5, np.uint32)
+    masks = np.full((len(maskers), mask_words(VOCAB)), 0xA5A5A5A5, np.uint32)
     errors = fill_all(maskers, masks)
     assert list(errors) == [6] and isinstance(errors[6], ConstraintFailed)
     for i, masker in enumerate(make()):
@@ -543,9 +544,9 @@ def test_a_crowd_learns_what_it_costs(compiler: GrammarCompiler, monkeypatch: py
     maskers = [compiled(compiler, regex="a+").masker() for _ in range(4)]
     for masker in maskers:
         masker.cost = 0.0
-    assert not fill_all(maskers, np.zeros((4, (VOCAB + 31) // 32), np.uint32))
+    assert not fill_all(maskers, np.zeros((4, mask_words(VOCAB)), np.uint32))
     assert [masker.cost for masker in maskers] == [0.5] * 4, "two at a time, slow or not"
-    assert not fill_all(maskers, np.zeros((4, (VOCAB + 31) // 32), np.uint32))
+    assert not fill_all(maskers, np.zeros((4, mask_words(VOCAB)), np.uint32))
     assert [masker.cost for masker in maskers] == [pytest.approx(0.45001)] * 4
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from torch import Tensor
 
-from aphoton.sampling import RowSampling
+from aphoton.sampling import RowSampling, mask_words
 from aphoton.sampling.sampler import Sampler
 
 VOCAB, ROWS, STEPS = 45, 4, 3
@@ -62,7 +62,7 @@ def adjusted(logits: Floats, row: Row, step: int) -> Floats:
 
 
 def packed(masks: Sequence[frozenset[int]]) -> NDArray[np.uint32]:
-    words = np.zeros((len(masks), -(-VOCAB // 32)), np.uint32)
+    words = np.zeros((len(masks), mask_words(VOCAB)), np.uint32)
     for line, mask in zip(words, masks, strict=True):
         for token in mask:
             line[token // 32] |= np.uint32(1 << token % 32)

@@ -11,6 +11,7 @@ import pytest
 from numpy.typing import NDArray
 from scheduler.ticking import Ticking
 
+from aphoton.sampling import mask_words
 from aphoton.scheduler import Sequence
 from aphoton.scheduler.latework import LateWork
 
@@ -58,7 +59,7 @@ async def test_each_masked_row_gets_its_own_and_the_others_none() -> None:
     late = await made(of).make(of.newest)
     assert late is not None
     assert late.masked.tolist() == [0, 2]
-    assert late.masks.shape == (2, -(-VOCAB // 32)) and late.masks.flags.c_contiguous
+    assert late.masks.shape == (2, mask_words(VOCAB)) and late.masks.flags.c_contiguous
     assert [tokens(mask) for mask in late.masks] == [[40], [999]]
     here = threading.get_ident()
     assert quick.threads == [here] and slow.threads != [here] and not other.threads

@@ -115,6 +115,7 @@ class CudaDevice:
         self._wait = EventWait()
         self._stopped = anyio.Event()
         self._graphs: DecodeGraphs | None = None
+        self._late_graphs: DecodeGraphs | None = None
         self._pieces: PieceGraphs | None = None
         self._activations: Activations | None = None
         self._logits = torch.zeros(max_rows, limits.vocab_size, dtype=kv.data.dtype, device=device)
@@ -162,10 +163,10 @@ class CudaDevice:
         if not state.batch.late.any():
             return
         if self._pending:  # this step, or one before it, has not been enqueued to its end
-            self._pending.append(self._sample_later(state, late))
+            self._pending.append(self._sample_later(slot, late))
         else:
             with torch.inference_mode(), self._compute:
-                self._sample_late(state, late)
+                self._sample_late(slot, late)
 
     async def results(self, slot: int) -> Results:
         state = self._slots[slot]
@@ -223,28 +224,34 @@ class CudaDevice:
         self._replay(slot, state, batch)
         yield
 
-    def _sample_later(self, state: SlotBuffers, late: Late | None) -> Iterator[None]:
+    def _sample_later(self, slot: int, late: Late | None) -> Iterator[None]:
         """Late sampling behind a launch that has not been enqueued to its end."""
-        self._sample_late(state, late)
+        self._sample_late(slot, late)
         yield
 
-    def _sample_late(self, state: SlotBuffers, late: Late | None) -> None:
+    def _sample_late(self, slot: int, late: Late | None) -> None:
         """Sample the late rows, over what their step's launch has left for them, and end the step.
 
         The stream's order makes that right: the logits are this step's until the next launch, and what is left by row
         (last tokens, counts for penalties) is there before the next forward.
         """
+        state = self._slots[slot]
         batch, logits, sampling, events = state.batch, state.logits, state.sampling, state.events
         assert batch is not None and logits is not None and sampling is not None and events is not None
-        state.late.begin()
-        rows = None if late is None else self._sampler.stage_late(batch, late, state.late)
-        if rows is not None:
+        if late is not None:
+            graphs = None if late.processors or logits.data_ptr() != self._logits.data_ptr() else self._late_graphs
+            size = None if graphs is None else graphs.size(len(late.masked))
+            state.late.begin()
+            rows = self._sampler.stage_late(batch, late, state.late, size)
             # Not on the compute stream: it is sent while the forward runs.
             with self._send:
                 state.late.send()
                 events.sent.record(self._send)
             self._compute.wait_event(events.sent)
-            state.errors = self._sampler.sample_late(rows, logits, self._rows.last, state)
+            if graphs is None or size is None:
+                state.errors = self._sampler.sample_late(rows, logits, self._rows.last, state)
+            else:
+                graphs.replay(slot, size)
         self._sampler.logprobs(sampling, logits, state)
         state.logits = state.sampling = None
         self._launched_all(state)
@@ -315,6 +322,12 @@ class CudaDevice:
             pool,
             lambda done, total: progress("Capturing CUDA graphs of decode steps", done, total),
         )
+        self._late_graphs = DecodeGraphs(
+            buckets(max_rows),
+            self._capture_late,
+            pool,
+            lambda done, total: progress("Capturing CUDA graphs of constrained sampling", done, total),
+        )
         sizes = token_buckets(tokens)
         self._activations = decoder.activations(sizes[-1])
         self._inputs = torch.zeros(3 * sizes[-1], dtype=torch.int32, device=self._device)
@@ -343,6 +356,13 @@ class CudaDevice:
         self._decoder.decode(rows, starts, self._rows, self._logits[:size])
         state.size = size
         self._sampler.greedy(self._logits[:size], rows, self._rows.last, state)
+
+    def _capture_late(self, slot: int, size: int) -> None:
+        """Enqueue the late sampling of ``size`` rows of a decode step for the graphs."""
+        state = self._slots[slot]
+        state.late.begin()
+        rows = self._sampler.late_padding(state.late, size)
+        self._sampler.sample_late(rows, self._logits, self._rows.last, state)
 
     def _enqueue(self, state: SlotBuffers, batch: Batch) -> Iterator[None]:
         """A step with prompts in it, piece by piece or kernel by kernel. Yields now and then."""
@@ -470,7 +490,7 @@ class CudaDevice:
         with contextlib.suppress(RuntimeError):  # it is what ended the engine, and has been told
             for stream in self._streams:
                 stream.synchronize()
-        self._graphs = self._pieces = self._decoder = self._kv = self._activations = None
+        self._graphs = self._late_graphs = self._pieces = self._decoder = self._kv = self._activations = None
         self._pending.clear()
         self._slots = ()
         # The engine holds a method of this object, for the time.

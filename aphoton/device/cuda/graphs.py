@@ -1,4 +1,4 @@
-"""Steps as CUDA graphs: `DecodeGraphs`, whole ones, and `PieceGraphs`, what is between the attentions of a prefill."""
+"""Steps as CUDA graphs: `DecodeGraphs`, by rows, and `PieceGraphs`, what is between the attentions of a prefill."""
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
@@ -50,7 +50,7 @@ def _capture(enqueue: Callable[[], object], pool: Pool) -> torch.cuda.CUDAGraph:
 
 
 class DecodeGraphs:
-    """Captured steps. Replaying one is a single call, whatever the number of its kernels.
+    """Captured decode steps, or their late sampling. Replaying is a single call, whatever the number of kernels.
 
     All share one memory pool, as they run one after the other on one stream.
     """
@@ -64,7 +64,7 @@ class DecodeGraphs:
     ) -> None:
         """Capture all graphs, on the current stream.
 
-        :param capture: (slot, size): enqueues the step, which reads from fixed places and writes to fixed places.
+        :param capture: (slot, size): enqueues the work, which reads from fixed places and writes to fixed places.
         :param progress: called with how many are done, of how many.
         """
         self.sizes = sorted(sizes)
@@ -82,7 +82,7 @@ class DecodeGraphs:
         return self.sizes[bisect_left(self.sizes, rows)]
 
     def replay(self, slot: int, size: int) -> None:
-        """Enqueue the step."""
+        """Enqueue the work."""
         self._graphs[slot, size].replay()
 
 

@@ -46,7 +46,7 @@ GREEDY = StepSampling()
 class LateRows:
     """What a step samples late: m rows, as int32 tensors on the device.
 
-    :ivar many: m.
+    :ivar many: m, with padding: row 0.
     :ivar places, rows, counts: [m or more] in the batch, on the engine, tokens sampled before.
     :ivar masked: [m or more] which of the masks a row has; -1: none.
     :ivar masks: [k * mask_words] packed; None when there are none.
@@ -153,31 +153,49 @@ class CudaSampler:
             adjust(logits, *step.ruled, None, None, self._state, many=len(step.ruled[0]))
             sample_ruled(*step.ruled, self._state, last, slot.tokens, slot.finite, many=len(step.ruled[0]))
 
-    def stage_late(self, batch: Batch, late: Late, staging: Staging) -> LateRows | None:
-        """Pack what `sample_late` takes. None: there is no such row."""
+    def stage_late(self, batch: Batch, late: Late, staging: Staging, size: int | None = None) -> LateRows:
+        """Pack what `sample_late` takes.
+
+        :param size: of rows, with padding: the same sizes are at the same places. None: as many as there are.
+        """
         places, masks = late.masked, late.masks
         masked: NDArray[np.int32] = np.arange(len(places), dtype=np.int32)
         if late.processors:
             others = np.setdiff1d(np.array([index for index, _, _ in late.processors], np.int32), places)
             places = np.concatenate((places, others))
             masked = np.concatenate((masked, np.full(len(others), -1, np.int32)))
-        many = len(places)
-        if not many:
-            return None
         assert batch.late[places].all(), "only what was launched as late is sampled late: it would be counted twice"
-        # Each of the four begins at a multiple of four: see `Staging`.
-        packed = np.zeros((4, -(-many // ALIGNED) * ALIGNED), np.int32)
-        packed[:, :many] = places, batch.rows[places], batch.counts[places], masked
-        sent = staging.put(packed).view(packed.shape).unbind()
+        given = np.array([places, batch.rows[places], batch.counts[places], masked], np.int32)
         at = {place: index for index, place in enumerate(places.tolist())} if late.processors else {}
+        processors = [(at[index], index, processor, output) for index, processor, output in late.processors]
+        return self._stage_late(given, masks, processors, staging, len(places) if size is None else size)
+
+    def late_padding(self, staging: Staging, size: int) -> LateRows:
+        """What `stage_late` makes where nobody is late, for a graph of ``size`` rows."""
+        masks = np.zeros((0, self.mask_words), np.uint32)
+        return self._stage_late(np.zeros((4, 0), np.int32), masks, [], staging, size)
+
+    def _stage_late(
+        self,
+        given: NDArray[np.int32],
+        masks: NDArray[np.uint32],
+        processors: list[tuple[int, int, LogitsProcessor, list[int]]],
+        staging: Staging,
+        size: int,
+    ) -> LateRows:
+        """:param given: [4, m] places, rows, counts, and which of the masks they have."""
+        # Each of the four begins at a multiple of four: see `Staging`.
+        packed = np.zeros((4, -(-size // ALIGNED) * ALIGNED), np.int32)
+        packed[:, : given.shape[1]] = given
+        sent = staging.put(packed).view(packed.shape).unbind()
         return LateRows(
-            many=many,
+            many=size,
             places=sent[0],
             rows=sent[1],
             counts=sent[2],
             masked=sent[3],
-            masks=staging.put(masks.view(np.int32)) if len(masks) else None,
-            processors=[(at[index], index, processor, output) for index, processor, output in late.processors],
+            masks=None if processors and not len(masks) else staging.put(masks.view(np.int32), size * self.mask_words),
+            processors=processors,
         )
 
     def sample_late(self, late: LateRows, logits: Tensor, last: Tensor, slot: SlotBuffers) -> dict[int, Exception]:
@@ -212,13 +230,12 @@ class CudaSampler:
         rows = torch.zeros(len(logits), dtype=torch.int32, device=logits.device)
         last, tokens = torch.zeros_like(rows), torch.zeros_like(rows)
         masks = torch.zeros(1, self.mask_words, dtype=torch.int32, device=logits.device)
+        finite = torch.zeros_like(rows)
         # Places from 0 on: all rows would write to one.
         places = torch.arange(len(logits), dtype=torch.int32, device=logits.device)
-        # In a batch of any size, what is finite may begin anywhere: kernels are compiled for aligned places and others.
-        for finite in (torch.zeros_like(rows), torch.zeros(len(rows) + 1, dtype=torch.int32, device=logits.device)[1:]):
-            sample(logits, rows, rows, self._state, last, tokens, finite)
-            adjust(logits, places, rows, rows, None, None, self._state, many=len(rows), hard=False)
-            adjust(logits, places, rows, rows, rows, masks, self._state, many=len(rows), soft=False)
-            adjust(logits, places, rows, rows, None, None, self._state, many=len(rows))
-            sample_ruled(places, rows, rows, self._state, last, tokens, finite, many=len(rows))
+        sample(logits, rows, rows, self._state, last, tokens, finite)
+        adjust(logits, places, rows, rows, None, None, self._state, many=len(rows), hard=False)
+        adjust(logits, places, rows, rows, rows, masks, self._state, many=len(rows), soft=False)
+        adjust(logits, places, rows, rows, None, None, self._state, many=len(rows))
+        sample_ruled(places, rows, rows, self._state, last, tokens, finite, many=len(rows))
         logprobs(logits, tokens, MAX_LOGPROBS)

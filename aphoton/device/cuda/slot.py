@@ -26,7 +26,7 @@ class SlotBuffers:
     """A slot's buffers. Hazard: from a launch until `clear` they are that step's, pinned memory included.
 
     :ivar tokens, finite: [size] int32 on the device: what the step samples; and 1, or 0 where the logits were not
-        finite, or -1 where rules have left none that is.
+        finite, or -1 where rules have left none that is. They begin at the same places, whatever the size.
     :ivar scores: of the rows that are scored, on the device: log-probabilities, and ids and those of the likeliest.
     :ivar logits, sampling: of a step with late rows, until these have been sampled. Hazard: decode steps of both slots
         have one buffer of logits, so that must be enqueued before the next launch is.
@@ -55,8 +55,9 @@ class SlotBuffers:
         size = 4 * tokens + 11 * rows + 4 * pages + rows * (sampling + 2 * ALIGNED) + 17 * ALIGNED
         self.staging = Staging(size, device)
         self.late = Staging(rows * (4 + mask) + 8 * ALIGNED, device)
-        self._sampled = torch.zeros(2 * rows, dtype=torch.int32, device=device)
-        self._pinned = torch.zeros(2 * rows, dtype=torch.int32, pin_memory=device.type == "cuda")
+        self._finite = -(-rows // ALIGNED) * ALIGNED
+        self._sampled = torch.zeros(self._finite + rows, dtype=torch.int32, device=device)
+        self._pinned = torch.zeros(self._finite + rows, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._host = self._pinned.numpy()
         self.size = rows
         self.kind: int | None = None
@@ -78,7 +79,7 @@ class SlotBuffers:
 
     @property
     def finite(self) -> Tensor:
-        return self._sampled[self.size : 2 * self.size]
+        return self._sampled[self._finite : self._finite + self.size]
 
     def report(self, places: NDArray[np.int32], logprobs: tuple[Tensor, ...]) -> None:
         """Let `fetch` bring log-probabilities of some rows.
@@ -92,7 +93,8 @@ class SlotBuffers:
 
     def fetch(self) -> None:
         """Enqueue the copy of what was sampled to the host, on the current stream, behind the step."""
-        self._pinned[: 2 * self.size].copy_(self._sampled[: 2 * self.size], non_blocking=True)
+        end = self._finite + self.size
+        self._pinned[:end].copy_(self._sampled[:end], non_blocking=True)
         if self._report is not None:
             self._reports[: self._report.numel()].copy_(self._report.view(-1), non_blocking=True)
         self._fetched_scores = [tuple(_pinned_copy(tensor) for tensor in scores) for scores in self.scores]
@@ -101,11 +103,12 @@ class SlotBuffers:
         """What has been fetched."""
         assert self.batch is not None
         count = len(self.batch.rows)
+        finite = self._host[self._finite : self._finite + count]
         chosen, ids, values = self._logprobs(count)
         return Results(
             tokens=self._host[:count],
-            faulty=self._host[self.size : self.size + count] == 0,
-            barred=self._host[self.size : self.size + count] < 0,
+            faulty=finite == 0,
+            barred=finite < 0,
             began=began,
             ended=ended,
             logprobs=chosen,

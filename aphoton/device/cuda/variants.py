@@ -63,20 +63,17 @@ def launch_variants(source: Source, config: EngineConfig, dtype: torch.dtype) ->
 
 
 def _sample(source: Source, config: EngineConfig, dtype: torch.dtype) -> None:
-    """Either sampler. These tensors are real: whether what they write is aligned depends on the size of the batch."""
+    """Either sampler. These tensors are real: their addresses are looked at."""
     device = torch.device("cpu")
     sampler = CudaSampler(max_rows=config.max_rows, limits=source.limits(1, dtype, "fused"), device=device)
-    # What is finite begins behind the tokens, of a batch of any size.
-    for size in range(1, min(4, config.max_rows) + 1):
-        sampler.warm_up(torch.empty(size, source.config.vocab_size, dtype=dtype))
+    logits = torch.empty(1, source.config.vocab_size, dtype=dtype)
+    sampler.warm_up(logits)
     slot = SlotBuffers(
         None, tokens=1, rows=config.max_rows, pages=1, sampling=sampler.words, mask=sampler.mask_words, device=device
     )
-    last = torch.zeros(config.max_rows + 1, dtype=torch.int32)
-    for size in range(1, min(4, config.max_rows) + 1):
-        slot.size = size
-        logits = torch.empty(size, source.config.vocab_size, dtype=dtype)
-        sampler.greedy(logits, torch.zeros(size, dtype=torch.int32), last, slot)
+    slot.size = 1
+    rows, last = torch.zeros(1, dtype=torch.int32), torch.zeros(config.max_rows + 1, dtype=torch.int32)
+    sampler.greedy(logits, rows, last, slot)
 
 
 def _ints(*shape: int) -> Tensor:

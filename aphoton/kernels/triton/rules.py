@@ -30,7 +30,7 @@ def adjust(
 
     :param logits: [B, V]; they are not changed.
     :param places: [m or more] int32 batch entries.
-    :param rows, counts: [m or more] int32 of these entries; see `sample.sample`.
+    :param rows, counts: [m or more] int32 of these entries; see `sample.sample`. Nothing is done for row 0, padding.
     :param masked: [m or more] int32, which of the masks an entry has; -1: none. None: no entry has one.
     :param masks: [k, mask_words] int32, which tokens may come, in place of those that the row allows.
     :param many: m
@@ -89,6 +89,8 @@ def _adjust(
 ):
     i, block = tl.program_id(0), tl.program_id(1)
     row = tl.load(rows + i).to(tl.int64)
+    if row == 0:
+        return
     state += row * STATE
     rules += row * RULES
     adjusted += i.to(tl.int64) * VOCAB

@@ -120,6 +120,8 @@ def _sample(
 ):
     b = tl.program_id(0)
     row = tl.load(rows + b)
+    if (PARTS > 0) & (row == 0):
+        return
     count = tl.load(counts + b)
     logits += b.to(tl.int64) * VOCAB
     state += row.to(tl.int64) * STATE

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from aphoton.kernels.triton import argmax
+from aphoton.sampling.masker import mask_words
 from aphoton.sampling.row import MAX_BIAS, RowSampling
 
 __all__ = ["STATE_WORDS", "SamplerState"]
@@ -35,7 +36,7 @@ class SamplerState:
     :ivar seen: [max_rows + 1, V] int32, of penalized rows: how often each token has been sampled.
     :ivar adjusted: [max_rows, V] float32, logits after the rules, of the step that is being sampled.
     :ivar best: [max_rows, blocks, 2] int32, of the same step: see `argmax_scratch`.
-    :ivar mask_words: ceil(V / 32): bit t % 32 of word t // 32 is token t's.
+    :ivar mask_words: of V: bit t % 32 of word t // 32 is token t's.
     :ivar none: [max_rows] int32, -1: no row has a mask.
     """
 
@@ -45,7 +46,7 @@ class SamplerState:
 
         self.max_banned = max_banned
         self.vocab = vocab
-        self.mask_words = -(-vocab // 32)
+        self.mask_words = mask_words(vocab)
         self.data: Tensor = ints(max_rows + 1, WORDS + max_banned)
         self.rules: Tensor = ints(max_rows + 1, 2 * MAX_BIAS + 2 * self.mask_words)
         self.seen: Tensor = ints(max_rows + 1, vocab)

@@ -4,7 +4,9 @@ import asyncio
 import importlib.util
 import random
 import re
+import warnings
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import pytest
@@ -136,18 +138,27 @@ async def test_close_to_the_reference() -> None:
                 break
 
 
+@contextmanager
+def waiting_is_an_error() -> Iterator[None]:
+    """Whatever waits for the device raises."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch calls the mode a prototype
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
 async def test_nothing_waits_for_the_device() -> None:
     """Launching, awaiting and committing under torch's own watch."""
     async with Engine(MODEL, **SETTINGS) as engine:
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with waiting_is_an_error():
             await asyncio.gather(
                 engine.generate([1, 2, 3] * 40, max_tokens=30),
                 engine.generate([5], max_tokens=9, temperature=1.0, top_p=0.5, seed=3),
                 engine.generate([9, 8], max_tokens=5, logprobs=5, min_tokens=3),
             )
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
 
 
 async def test_a_fault_kills_the_engine_and_not_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,15 +362,12 @@ async def test_prompt_logprobs_do_not_depend_on_the_chunks(kernels: str) -> None
 async def test_no_rule_waits_for_the_device() -> None:
     async with Engine(MODEL, **SETTINGS) as engine:
         # Once before: a grammar is compiled, pinned memory is taken.
-        for mode in ("default", "error"):
-            torch.cuda.set_sync_debug_mode(mode)
-            try:
+        for watch in (nullcontext, waiting_is_an_error):
+            with watch():
                 await asyncio.gather(
                     *(engine.generate([1, 2, 3] * 20, max_tokens=20, ignore_eos=True, **rule) for rule in RULES),
                     engine.generate([4, 5, 6] * 30, max_tokens=2, prompt_logprobs=3),
                 )
-            finally:
-                torch.cuda.set_sync_debug_mode("default")
 
 
 async def test_rules_take_no_memory_from_the_driver() -> None:

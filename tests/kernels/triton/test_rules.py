@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from aphoton.sampling import mask_words
 from aphoton.sampling.row import MAX_BIAS, RowSampling
 from aphoton.sampling.sampler import Sampler
 
@@ -55,7 +56,7 @@ class Both:
         many = len(self.rows)
         places = PLACES[:many]
         counts = np.full(many, count, np.int32)
-        words = np.zeros((len(masks), -(-self.vocab // 32)), np.uint32)
+        words = np.zeros((len(masks), mask_words(self.vocab)), np.uint32)
         for line, tokens in zip(words, masks.values(), strict=True):
             np.bitwise_or.at(line, np.array(tokens) // 32, np.uint32(1) << (np.array(tokens) % 32).astype(np.uint32))
         which = np.full(many, -1, np.int32)
@@ -201,3 +202,17 @@ def test_what_is_not_finite(device: str) -> None:
     both = Both([RowSampling(seed=0, allowed=())], 97, device)
     tokens, finite, _ = both.step(random_logits(1, 97, seed=2))
     assert finite == [-1] and 0 <= tokens[0] < 97
+
+
+def test_nothing_is_done_for_padding(device: str) -> None:
+    """Row 0, as in graphs of more rows than there are: its place may be anybody's."""
+    logits = torch.zeros(3, 40, device=device)
+    state = SamplerState(3, 4, 40, device)
+    places, rows = (torch.tensor(values, dtype=torch.int32, device=device) for values in ([2, 0, 0], [1, 0, 0]))
+    masks = torch.zeros(3, state.mask_words, dtype=torch.int32, device=device)
+    masks[0, 1] = 1 << 6  # token 38
+    masked = torch.tensor([0, 0, 0], dtype=torch.int32, device=device)
+    last, tokens, finite = (torch.full((size,), 9, dtype=torch.int32, device=device) for size in (4, 3, 3))
+    rules.adjust(logits, places, rows, torch.zeros_like(rows), masked, masks, state, many=3)
+    sample.sample_ruled(places, rows, torch.zeros_like(rows), state, last, tokens, finite, many=3)
+    assert tokens.tolist() == [9, 9, 38] and last.tolist() == [9, 38, 9, 9] and finite.tolist() == [9, 9, 1]
