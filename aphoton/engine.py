@@ -36,10 +36,11 @@ from aphoton.turnstile import Turnstile
 
 __all__ = ["Engine", "Prompt"]
 
-SUBMISSIONS = 8
+# A beat of 1 ms waits for two or three turns of the loop.
+SUBMISSIONS = 4
 """That are made in a turn of the loop: each takes some 50 us, and a hundred may come at once."""
-CONSUMERS = 16
-"""That are woken for a turn of the loop: each takes some 10 us for its piece, and a step has tokens for all of them."""
+CONSUMERS = 32
+"""That are woken for a turn of the loop: each takes some 7 us for its piece, and a step has tokens for all of them."""
 
 Encode = Callable[[Loaded], Awaitable[Ids]]
 """A request's prompt as token ids, in the terms of what is loaded."""

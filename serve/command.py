@@ -91,12 +91,14 @@ async def _serve(
 
     import uvicorn
 
+    from aphoton_serve.heap import freeze_heap
     from aphoton_serve.local import LocalBackend
     from aphoton_serve.service import make_app
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with FetchBar() as bar:
         backend = await LocalBackend(models, tick_timeout=service.tick_timeout, progress=bar, **settings).start()
+    freeze_heap()
     try:
         config = uvicorn.Config(
             make_app(backend, service, keys=keys),

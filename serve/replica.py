@@ -7,6 +7,7 @@ from ray import serve
 
 from aphoton_serve.backend import Answer, Family, Job, ModelCard, Part, Ticks
 from aphoton_serve.errors import Problem, describe
+from aphoton_serve.heap import freeze_heap
 from aphoton_serve.keys import KeyRing
 from aphoton_serve.pacing import PacedBackend
 from aphoton_serve.scaling import KV_USE
@@ -32,6 +33,7 @@ class EngineReplica:
         self._name = name
         self._backend = PacedBackend({name: model}, tick_timeout=tick_timeout, **settings)
         await self._backend.start()
+        freeze_heap()
 
     async def card(self) -> ModelCard:
         """What this model is."""

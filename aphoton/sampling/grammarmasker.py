@@ -10,11 +10,11 @@ from numpy.typing import NDArray
 from aphoton.errors import ConstraintFailed
 from aphoton.sampling.grammarvocabulary import GrammarVocabulary
 
-__all__ = ["GrammarMasker"]
+__all__ = ["GrammarMasker", "clock"]
 
-# The processor's time of this thread, where the clock is fine enough: on a busy machine the other would call every
-# grammar slow now and then.
-_clock = time.thread_time if time.get_clock_info("thread_time").resolution <= 1e-6 else time.perf_counter
+clock = time.thread_time if time.get_clock_info("thread_time").resolution <= 1e-6 else time.perf_counter
+"""The processor's time of this thread, where the clock is fine enough: on a busy machine the other would call every
+grammar slow now and then."""
 
 
 class GrammarMasker:
@@ -78,10 +78,9 @@ class GrammarMasker:
 
         :raises ConstraintFailed: when the grammar needs more than a mask may cost.
         """
-        began = _clock()
-        self.compute(mask)
-        took = _clock() - began
-        self.cost = took if took > self.cost else 0.9 * self.cost + 0.1 * took
+        began = clock()
+        self._compute(mask)
+        self.learn(clock() - began)
         self.finish(mask)
 
     def finish(self, mask: NDArray[np.uint32]) -> None:
@@ -99,8 +98,11 @@ class GrammarMasker:
             if self._narrowed.any():
                 mask[:] = self._narrowed
 
-    def compute(self, mask: NDArray[np.uint32]) -> None:
-        """The first part of `fill`: llguidance's mask."""
+    def learn(self, took: float) -> None:
+        """A mask took so many seconds."""
+        self.cost = took if took > self.cost else 0.9 * self.cost + 0.1 * took
+
+    def _compute(self, mask: NDArray[np.uint32]) -> None:
         self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
 
     def _clear(self, mask: NDArray[np.uint32]) -> None:
@@ -122,7 +124,7 @@ class GrammarMasker:
         if not self._eos and self.matcher.is_accepting():
             # No end token can be sampled: where it alone is left, which llguidance may see only now, this is the end.
             mask = np.empty(self._vocabulary.words, np.uint32)
-            self.compute(mask)
+            self._compute(mask)
             self._clear(mask)
             return not mask.any()
         return False

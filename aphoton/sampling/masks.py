@@ -9,15 +9,15 @@ import numpy as np
 from llguidance import LLExecutor
 from numpy.typing import NDArray
 
-from aphoton.sampling.grammarmasker import GrammarMasker
+from aphoton.sampling.grammarmasker import GrammarMasker, clock
 from aphoton.sampling.masker import Masker
 from aphoton.sampling.rules import Rules
 
 __all__ = ["fill_all", "loop_share"]
 
 THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
-FEW = 4
-"""Grammars that are not worth waking threads for."""
+LONG = 1e-3
+"""Seconds of work that threads are worth waking for, which takes a third of that."""
 
 QUICK = 0.3e-3
 """Seconds that a mask may take on the loop."""
@@ -42,34 +42,22 @@ def loop_share(costs: Sequence[float]) -> int:
 
 
 def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, Exception]:
-    """`Masker.fill` for several sequences: grammars are computed in parallel, on threads that llguidance keeps.
-
-    Sequences of one grammar take turns, for they share a lexer.
+    """`Masker.fill` for several sequences: grammars that take long are computed in parallel, on threads that llguidance
+    keeps. Sequences of one grammar take turns, for they share a lexer.
 
     :param maskers: m of them, of which none is used by another thread meanwhile.
     :param masks: [m, mask_words], contiguous.
     :returns: what was raised, by index; the masks of these mean nothing.
     """
-    together: dict[int, GrammarMasker] = {}
-    if THREADS > 1 and len(maskers) >= FEW:
-        for i, masker in enumerate(maskers):
-            grammar = _grammar(masker)
-            if grammar is not None and not grammar.matcher.is_error():
-                together[i] = grammar
-        if len(together) < FEW:
-            together = {}
-    if together:
-        began = perf_counter()
-        _executor().unsafe_compute_mask_ptr(
-            [(grammar.matcher, i) for i, grammar in together.items()],
-            masks.ctypes.data,
-            masks.shape[1] * masks.itemsize,
-            len(masks),
-        )
-        # Nobody knows which of them took how long. A busy machine must not make all of them slow now and then.
-        mean = (perf_counter() - began) * min(THREADS, len(together)) / len(together)
-        for grammar in together.values():
-            grammar.cost = mean if mean > 2 * QUICK else 0.9 * grammar.cost + 0.1 * mean
+    together = {
+        i: grammar
+        for i, masker in enumerate(maskers)
+        if (grammar := _grammar(masker)) is not None and not grammar.matcher.is_error()
+    }
+    if THREADS > 1 and len(together) > 1 and sum(grammar.cost for grammar in together.values()) > LONG:
+        _fill_in_parallel(together, masks)
+    else:
+        _fill_in_turn(together, masks)
     errors: dict[int, Exception] = {}
     for i, masker in enumerate(maskers):
         try:
@@ -83,6 +71,35 @@ def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, 
         except Exception as error:
             errors[i] = error
     return errors
+
+
+def _fill_in_parallel(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32]) -> None:
+    began = perf_counter()
+    _executor().unsafe_compute_mask_ptr(
+        [(grammar.matcher, i) for i, grammar in grammars.items()],
+        masks.ctypes.data,
+        masks.shape[1] * masks.itemsize,
+        len(masks),
+    )
+    # Nobody knows which of them took how long. A busy machine must not make all of them slow now and then.
+    mean = (perf_counter() - began) * min(THREADS, len(grammars)) / len(grammars)
+    for grammar in grammars.values():
+        grammar.cost = mean if mean > 2 * QUICK else 0.9 * grammar.cost + 0.1 * mean
+
+
+def _fill_in_turn(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32]) -> None:
+    # Each takes some microseconds, so this does not go through `GrammarMasker.fill`, nor ask the clock of the thread's
+    # own time, a system call, more than twice: it only says what none can have taken more than.
+    address, size, times = masks.ctypes.data, masks.shape[1] * masks.itemsize, []
+    began, last = clock(), perf_counter()
+    for i, grammar in grammars.items():
+        grammar.matcher.unsafe_compute_mask_ptr(address + i * size, size)
+        now = perf_counter()
+        times.append(now - last)
+        last = now
+    all_of_them = clock() - began
+    for grammar, took in zip(grammars.values(), times, strict=True):
+        grammar.learn(min(took, all_of_them))
 
 
 def _grammar(masker: Masker) -> GrammarMasker | None:

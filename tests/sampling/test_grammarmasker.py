@@ -377,7 +377,7 @@ async def test_the_deepest_that_is_allowed_compiles(link: Any, length: int) -> N
 def test_a_mask_costs_what_the_last_ones_took(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     masker = compiled(compiler, regex="a*").masker()
     times = iter([0.0, 0.0001, 1.0, 1.02, *(float(i) for i in range(2, 100) for _ in range(2))])
-    monkeypatch.setattr("aphoton.sampling.grammarmasker._clock", lambda: next(times))
+    monkeypatch.setattr("aphoton.sampling.grammarmasker.clock", lambda: next(times))
     masker.cost = 0.0
     mask_of(masker)
     assert masker.cost == pytest.approx(0.0001)
@@ -539,6 +539,7 @@ def test_many_masks_at_once(compiler: GrammarCompiler, threads: int, monkeypatch
 
 def test_a_crowd_learns_what_it_costs(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aphoton.sampling.masks, "THREADS", 2)
+    monkeypatch.setattr(aphoton.sampling.masks, "LONG", -1.0)
     times = iter([0.0, 1.0, 0.0, 2e-4])
     monkeypatch.setattr(aphoton.sampling.masks, "perf_counter", lambda: next(times))
     maskers = [compiled(compiler, regex="a+").masker() for _ in range(4)]
@@ -548,6 +549,22 @@ def test_a_crowd_learns_what_it_costs(compiler: GrammarCompiler, monkeypatch: py
     assert [masker.cost for masker in maskers] == [0.5] * 4, "two at a time, slow or not"
     assert not fill_all(maskers, np.zeros((4, mask_words(VOCAB)), np.uint32))
     assert [masker.cost for masker in maskers] == [pytest.approx(0.45001)] * 4
+
+
+def test_one_by_one_each_learns_what_it_costs(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """But the time in which the thread did not run is nobody's."""
+    masks = np.zeros((3, mask_words(VOCAB)), np.uint32)
+    maskers = [compiled(compiler, regex="a+").masker() for _ in range(3)]
+    for masker in maskers:
+        masker.cost = 1e-5
+    monkeypatch.setattr(aphoton.sampling.masks, "perf_counter", iter([0.0, 1e-5, 0.02, 0.02001]).__next__)
+    monkeypatch.setattr(aphoton.sampling.masks, "clock", iter([0.0, 4e-5]).__next__)
+    assert not fill_all(maskers, masks)
+    assert [masker.cost for masker in maskers] == [pytest.approx(cost) for cost in (1e-5, 4e-5, 1e-5)]
+    monkeypatch.setattr(aphoton.sampling.masks, "perf_counter", iter([0.0, 1e-5, 0.02, 0.02001]).__next__)
+    monkeypatch.setattr(aphoton.sampling.masks, "clock", iter([0.0, 0.02]).__next__)
+    assert not fill_all(maskers, masks)
+    assert maskers[1].cost > QUICK and loop_share(sorted(masker.cost for masker in maskers)) == 2
 
 
 def test_what_the_loop_may_do(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ __all__ = ["CudaDevice"]
 RING = 4
 """Steps whose events are kept apart: two in flight, and the one before them, from which their time is counted."""
 
-HOLD = 0.3e-3
+HOLD = 0.2e-3
 """Seconds of enqueueing after which the loop has a turn: a step with prompts takes milliseconds."""
 WARM_UP = 8192
 """Tokens of the longest step that is run beforehand. A longer prompt takes memory when it comes."""
