@@ -36,8 +36,7 @@ from aphoton.turnstile import Turnstile
 
 __all__ = ["Engine", "Prompt"]
 
-# A beat of 1 ms waits for two or three turns of the loop.
-SUBMISSIONS = 4
+SUBMISSIONS = 8
 """That are made in a turn of the loop: each takes some 50 us, and a hundred may come at once."""
 CONSUMERS = 32
 """That are woken for a turn of the loop: each takes some 7 us for its piece, and a step has tokens for all of them."""

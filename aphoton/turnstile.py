@@ -1,22 +1,31 @@
 """`Turnstile`: a few at a time."""
 
 import asyncio
+import time
 from collections import deque
 
 __all__ = ["Turnstile"]
+
+LONG = 0.4e-3
+"""Seconds of a turn of the loop after which fewer pass in the next."""
 
 
 class Turnstile:
     """Lets a few through in each turn of the event loop, in the order of arrival.
 
     A crowd that arrives at once is ready in one turn, and whoever has a turn after it waits for all of them. Behind a
-    turnstile, the others have their turns in between. Belongs to the loop on which it is used.
+    turnstile, the others have their turns in between. A timer's task waits for two or three turns, so where turns are
+    long, whoever makes them so, half as many pass, and again twice as many where they are not. Belongs to the loop on
+    which it is used.
     """
 
     def __init__(self, most: int) -> None:
-        """:param most: that pass in a turn."""
+        """:param most: that pass in a turn. At least a quarter of them do."""
         self._most = most
+        self._least = max(most // 4, 1)
+        self._width = most
         self._left = most
+        self._turned = 0.0  # when `_turn` last ran
         self._line: deque[asyncio.Future[None]] = deque()
         self._turning = False  # `_turn` has been asked for
 
@@ -46,10 +55,17 @@ class Turnstile:
         self._left -= 1
         if not self._turning:
             self._turning = True
+            self._turned = time.perf_counter()
             loop.call_soon(self._turn, loop)
 
     def _turn(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._left = self._most
+        now = time.perf_counter()
+        if now - self._turned > LONG:
+            self._width = max(self._width // 2, self._least)
+        else:
+            self._width = min(2 * self._width, self._most)
+        self._turned = now
+        self._left = self._width
         self._turning = bool(self._line)
         while self._line and self._left:
             place = self._line.popleft()

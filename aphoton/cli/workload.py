@@ -99,12 +99,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         round_ = Round(concurrency=concurrency, virtual=_is_virtual(engine), before=engine.stats(), recording=recording)
         # Made before the time begins: they are the app's, and would hold the loop.
         vocab_size = engine.limits.vocab_size
-        prompts = iter([(i, self.prompt(i, vocab_size)) for i in range(self.requests or concurrency)])
+        asks = iter([(i, self.prompt(i, vocab_size), self.params(i)) for i in range(self.requests or concurrency)])
         cpu, begin = time.process_time(), time.perf_counter()
         try:
             async with anyio.create_task_group() as clients:
                 for _ in range(concurrency):
-                    clients.start_soon(self._client, engine, prompts, round_)
+                    clients.start_soon(self._client, engine, asks, round_)
         except ExceptionGroup as group:  # one request's error ends the round: say that one
             raise group.exceptions[0] from None
         finally:
@@ -113,9 +113,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True):
         round_.after = engine.stats()
         return round_
 
-    async def _client(self, engine: Engine, prompts: Iterator[tuple[int, list[int]]], round_: "Round") -> None:
-        for index, prompt in prompts:
-            params = self.params(index)
+    async def _client(
+        self, engine: Engine, asks: Iterator[tuple[int, list[int], SamplingParams]], round_: "Round"
+    ) -> None:
+        for index, prompt, params in asks:
             for turn in range(self.turns):
                 if self.stream:
                     done = await _consume(engine, prompt, params, round_, starts=turn > 0 or self.turns == 1)

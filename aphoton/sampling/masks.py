@@ -3,6 +3,7 @@
 import os
 from collections.abc import Sequence
 from functools import cache
+from random import choice
 from time import perf_counter
 
 import numpy as np
@@ -74,20 +75,25 @@ def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, 
 
 
 def _fill_in_parallel(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32]) -> None:
+    # One of them here, to see what they cost: of those that threads compute nobody knows which takes how long.
+    chosen = choice(list(grammars))
+    (took,) = _fill_in_turn({chosen: grammars[chosen]}, masks)
+    others = {i: grammar for i, grammar in grammars.items() if i != chosen}
     began = perf_counter()
     _executor().unsafe_compute_mask_ptr(
-        [(grammar.matcher, i) for i, grammar in grammars.items()],
+        [(grammar.matcher, i) for i, grammar in others.items()],
         masks.ctypes.data,
         masks.shape[1] * masks.itemsize,
         len(masks),
     )
-    # Nobody knows which of them took how long. A busy machine must not make all of them slow now and then.
-    mean = (perf_counter() - began) * min(THREADS, len(grammars)) / len(grammars)
-    for grammar in grammars.values():
-        grammar.cost = mean if mean > 2 * QUICK else 0.9 * grammar.cost + 0.1 * mean
+    # A busy machine must not make all of them slow now and then.
+    mean = (perf_counter() - began) * min(THREADS, len(others)) / len(others)
+    for grammar in others.values():
+        grammar.cost = mean if mean > 2 * QUICK else 0.9 * grammar.cost + 0.1 * took
 
 
-def _fill_in_turn(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32]) -> None:
+def _fill_in_turn(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32]) -> list[float]:
+    """Seconds that each took."""
     # Each takes some microseconds, so this does not go through `GrammarMasker.fill`, nor ask the clock of the thread's
     # own time, a system call, more than twice: it only says what none can have taken more than.
     address, size, times = masks.ctypes.data, masks.shape[1] * masks.itemsize, []
@@ -98,8 +104,10 @@ def _fill_in_turn(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32])
         times.append(now - last)
         last = now
     all_of_them = clock() - began
+    times = [min(took, all_of_them) for took in times]
     for grammar, took in zip(grammars.values(), times, strict=True):
-        grammar.learn(min(took, all_of_them))
+        grammar.learn(took)
+    return times
 
 
 def _grammar(masker: Masker) -> GrammarMasker | None:

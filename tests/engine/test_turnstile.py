@@ -131,3 +131,20 @@ async def test_an_end_reaches_all_who_stand_in_line(monkeypatch: pytest.MonkeyPa
         await idle(engine)
     await engine.aclose()
     assert not len(engine._consumers)
+
+
+async def test_fewer_pass_where_turns_are_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And more again where they are not; a quarter do in any case."""
+    now = 0.0
+    monkeypatch.setattr("aphoton.turnstile.time.perf_counter", lambda: now)
+    turnstile = Turnstile(8)
+    tasks = [asyncio.create_task(turnstile.enter()) for _ in range(80)]
+    passed = []
+    for took in [0.0, 1e-3, 1e-3, 1e-3, 1e-3, 1e-4, 1e-4, 1e-4, 1e-4]:
+        before = sum(task.done() for task in tasks)
+        now += took
+        await asyncio.sleep(0)
+        passed.append(sum(task.done() for task in tasks) - before)
+    async with asyncio.timeout(5):
+        await asyncio.gather(*tasks)
+    assert passed == [8, 0, 4, 2, 2, 2, 4, 8, 8]  # whoever stood in line runs in the turn after

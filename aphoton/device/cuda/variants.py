@@ -58,6 +58,9 @@ def launch_variants(source: Source, config: EngineConfig, dtype: torch.dtype) ->
         for splits in (1 << power for power in range(MOST_SPLITS.bit_length())):
             assume_processors(splits * source.config.num_kv_heads)  # two programs each, for a batch of two
             fused().decode(_ints(2), _ints(2), state, logits[:2])
+        if rows > 2:
+            assume_processors(source.config.num_kv_heads)  # three programs each
+            fused().decode(_ints(3), _ints(3), state, logits[:3])
         assume_processors(PROCESSORS)
         _sample(source, config, dtype)
 

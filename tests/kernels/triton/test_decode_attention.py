@@ -161,3 +161,30 @@ def test_what_it_does_not_serve(heads: int, kv_heads: int, head_dim: int) -> Non
             device="cpu",
             max_batch=1,
         )
+
+
+@pytest.mark.parametrize(
+    ("head_dim", "few", "many"),
+    [(64, (64, 3), (32, 3)), (128, (64, 3), (64, 2)), (256, (32, 3), (32, 2)), (16, (64, 3), (32, 3))],
+)
+def test_programs_of_a_large_batch_hold_less(
+    head_dim: int, few: tuple[int, int], many: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(decode_attention, "PROCESSORS", 4)
+    attention = decode_attention.DecodeAttention(
+        heads=4,
+        kv_heads=2,
+        head_dim=head_dim,
+        page_size=16,
+        dtype=torch.bfloat16,
+        device="meta",
+        max_batch=6,
+    )
+    assert attention._tiles[1:] == [few] * 4 + [many] * 2
+
+
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_a_large_batch(head_dim: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode_attention, "PROCESSORS", 1)  # without a GPU; with one, this batch is small
+    layer = Layer(heads=4, kv_heads=2, head_dim=head_dim, lengths=RAGGED, dtype=torch.float32, device=device, padding=2)
+    check(layer)
