@@ -36,8 +36,9 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     :ivar kv_pages: pages of KV cache. Give this, or ``kv_memory``, or neither (sized from ``max_rows``).
     :ivar kv_memory: bytes of KV cache.
     :ivar page_size: tokens in a page.
-    :ivar max_step_tokens: prompt tokens that one step feeds at most, beside a token of each sequence that is past its
-        prompt; a longer prompt is computed in parts. Fewer make the pauses between tokens shorter while prompts arrive.
+    :ivar max_step_tokens: tokens of a step while prompts are computed: one of each sequence that is past its prompt,
+        and as much of prompts as has room, but half of it in any case; a longer prompt is computed in parts. Fewer make
+        the pauses between tokens shorter while prompts arrive.
     :ivar prefix_cache: keep the KV of prompts and answers for those that begin alike, while there is room; of requests
         that say nothing else by ``use_prefix_cache``. The outputs of one request share their prompt's either way.
     :ivar seed: seeds the requests that bring none, each with a stream of its own. None: from the system.
@@ -57,6 +58,11 @@ class EngineConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     max_step_tokens: int = 2048
     prefix_cache: bool = True
     seed: int | None = None
+
+    @property
+    def longest_step(self) -> int:
+        """Tokens that a step feeds at most."""
+        return max(self.max_step_tokens, -(-self.max_step_tokens // 2) + self.max_rows)
 
     @property
     def gpu(self) -> int | None:

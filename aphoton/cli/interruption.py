@@ -23,7 +23,7 @@ ANSWER = 4
 class Interruption(msgspec.Struct, frozen=True, kw_only=True):
     """Streams beside which long prompts arrive, the next one a quarter of its time after the last has been answered.
 
-    :ivar budget: prompt tokens that a step feeds at most (``max_step_tokens``).
+    :ivar budget: tokens of a step (``max_step_tokens``).
     :ivar prompts: long ones that were answered while all streams ran. None in the run without any.
     :ivar itl: of the streams, between pieces, as their consumers saw it.
     :ivar ttft: of the long prompts. None without any.
@@ -60,7 +60,7 @@ async def measure_interruptions(
         async with aclosing(await open_engine(model, {**settings, "max_step_tokens": budget})) as engine:
             for _ in range(warmup):
                 await _run(engine, workload, concurrency, long_prompt)
-            say(f"{concurrency} streams, prompt tokens in a step: {budget}")
+            say(f"{concurrency} streams, tokens in a step: {budget}")
             if not found:
                 found.append(await _run(engine, workload, concurrency, None))
             found.append(await _run(engine, workload, concurrency, long_prompt))

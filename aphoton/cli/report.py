@@ -148,7 +148,7 @@ def _show_interruptions(console: Console, found: list[Interruption]) -> None:
     table = _table(
         f"{found[0].concurrency} streams, and long prompts that arrive beside them (ms)",
         (
-            "prompt tokens in a step",
+            "tokens in a step",
             "long prompts",
             "ITL p50",
             "p99",

@@ -51,7 +51,7 @@ class Scheduler:
         check: bool = False,
     ) -> None:
         """
-        :param max_step_tokens: tokens of prompts that a step feeds at most.
+        :param max_step_tokens: tokens that a step with prompts feeds, but of prompts half of it in any case.
         :param check: assert every invariant at each launch and commit (slow).
         """
         self.limits = limits
@@ -158,7 +158,8 @@ class Scheduler:
         chunks: list[tuple[Sequence, int]] = []
         if rows.prefilling or (self.waiting and rows.free and not tight):
             begun = deque(sorted(rows.prefilling, key=lambda one: one.order))
-            budget = self.max_step_tokens
+            # Whoever decodes counts, too, so that steps are of one length; but prompts have half of it in any case.
+            budget = max(self.max_step_tokens - len(decode), -(-self.max_step_tokens // 2))
             if not tight:
                 budget = self._admit(begun, newcomers, chunks, budget)
             self._go_on(begun, chunks, budget)

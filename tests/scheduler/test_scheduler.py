@@ -18,14 +18,26 @@ def test_a_long_prompt_is_fed_in_parts_beside_those_that_decode() -> None:
     of.tick()
     long = of.add(range(100), limit=2)
     fed = [of.tick() for _ in range(7)]
-    assert [step[long] for step in fed] == [16] * 6 + [4]
+    assert [step[long] for step in fed] == [15] * 6 + [10], "whoever decodes counts"
     assert all(step[short] == 1 for step in fed), "whoever decodes never waits"
     batches = [batch for batch, _ in of.launched[1:8]]
     assert [batch.partial.tolist() for batch in batches] == [[False, True]] * 6 + [[False, False]]
     assert np.concatenate([batch.tokens[1:] for batch in batches]).tolist() == list(range(100))
-    assert [batch.starts[1] for batch in batches] == [0, 16, 32, 48, 64, 80, 96]
+    assert [batch.starts[1] for batch in batches] == [0, 15, 30, 45, 60, 75, 90]
     assert [bool(batch.admitted) for batch in batches] == [True] + [False] * 6, "a row from the first part on"
     assert (len(short.output), len(long.output)) == (8, 1)
+
+
+@pytest.mark.parametrize(("step", "half"), [(7, 4), (20, 10), (30, 20)])
+def test_prompts_have_half_of_a_step_however_many_decode(step: int, half: int) -> None:
+    of = Ticking(step=step, rows=12)
+    for _ in range(10):
+        of.add([1, 2], limit=90)
+    while len(of.tick()) < 10:
+        pass
+    assert sum(of.tick().values()) == 10, "all decode"
+    long = of.add(range(100), limit=2)
+    assert of.tick()[long] == half
 
 
 def test_what_was_begun_goes_on_first_and_the_rest_of_the_step_is_for_newcomers() -> None:

@@ -43,8 +43,6 @@ RING = 4
 
 HOLD = 0.2e-3
 """Seconds of enqueueing after which the loop has a turn: a step with prompts takes milliseconds."""
-WARM_UP = 8192
-"""Tokens of the longest step that is run beforehand. A longer prompt takes memory when it comes."""
 WARMING_UP = "Warming up (the first time, attention is compiled, which takes minutes)"
 
 
@@ -67,8 +65,7 @@ class CudaDevice:
         limits: Limits,
         *,
         max_rows: int,
-        prompt_tokens: int,
-        max_step_tokens: int,
+        step_tokens: int,
         planners: "tuple[PrefillPlanner, PrefillPlanner] | None",
         device: torch.device,
         progress: Callable[[str, int, int | None], None] = lambda what, done, total: None,
@@ -76,8 +73,7 @@ class CudaDevice:
         """Captures the graphs, which takes seconds, and runs a long step, so that no memory has to be taken later.
 
         :param decoder: the fused one, or the reference, which has no graphs and waits for the device now and then.
-        :param prompt_tokens: that a step feeds at most, but for a longer prompt, which has a step of its own.
-        :param max_step_tokens: the longest of either.
+        :param step_tokens: that a step feeds at most.
         :param planners: of the slots, for the fused decoder.
         """
         self.limits = limits
@@ -94,11 +90,10 @@ class CudaDevice:
         self._sampler = CudaSampler(max_rows=max_rows, limits=limits, device=device)
         self._streams = take_streams(device)
         self._compute, self._send, self._fetch = self._streams
-        tokens = max(max_step_tokens + max_rows, token_buckets(prompt_tokens + max_rows)[-1])
         self._slots = tuple(
             SlotBuffers(
                 planner,
-                tokens=tokens,
+                tokens=max(step_tokens, token_buckets(step_tokens)[-1]),
                 rows=max_rows,
                 pages=max_rows * columns,  # a page that rows share is sent for each of them
                 sampling=self._sampler.words,
@@ -124,10 +119,10 @@ class CudaDevice:
         try:
             with torch.inference_mode(), torch.cuda.device(device), self._compute:
                 if isinstance(decoder, FusedDecoder):
-                    self._capture_all(decoder, max_rows, prompt_tokens + max_rows, progress)
+                    self._capture_all(decoder, max_rows, step_tokens, progress)
                 # Behind the captures, which read from the staging: it holds zeros until then, which are padding.
                 progress(WARMING_UP, 0, 1)
-                self._warm_up(max(1, min(max(prompt_tokens + max_rows, WARM_UP), limits.max_model_len - 1)))
+                self._warm_up(max(1, min(step_tokens, limits.max_model_len - 1)))
                 progress(WARMING_UP, 1, 1)
         except BaseException:
             with contextlib.suppress(RuntimeError):

@@ -127,8 +127,7 @@ def _open(source: Source, config: EngineConfig, progress: Progress | None, devic
     dtype = cuda_dtype(config)
     decoder = Decoder.load(shape, source.weights, dtype=dtype, device=device, source=source.name)
     trim_memory()
-    prompt_tokens = min(config.max_step_tokens, config.max_rows * source.max_model_len)
-    step_tokens = max(prompt_tokens, source.max_model_len)
+    step_tokens = min(config.longest_step, config.max_rows * source.max_model_len)
     reserve = _working_memory(shape.intermediate_size + shape.hidden_size, step_tokens, dtype) + (1 << 30)
     reserve += config.max_rows * shape.vocab_size * (LOGITS + SAMPLER)
     longest = -(-source.max_model_len // config.page_size)
@@ -150,8 +149,7 @@ def _open(source: Source, config: EngineConfig, progress: Progress | None, devic
         kv,
         source.limits(pages, dtype, "fused" if fused else "torch"),
         max_rows=config.max_rows,
-        prompt_tokens=prompt_tokens,
-        max_step_tokens=step_tokens,
+        step_tokens=step_tokens,
         planners=_planners(source, config, dtype, device) if fused else None,
         device=device,
         progress=progress or (lambda what, done, total: None),

@@ -108,8 +108,7 @@ def open_standin(source: Source, config: EngineConfig, *, fused: bool = True) ->
         kv,
         source.limits(pages, dtype, "fused"),
         max_rows=config.max_rows,
-        prompt_tokens=config.max_step_tokens,
-        max_step_tokens=max(config.max_step_tokens, source.max_model_len),
+        step_tokens=config.longest_step,
         planners=planners if fused else None,
         device=device,
     )

@@ -288,7 +288,7 @@ RULES: list[dict[str, Any]] = [
 async def run_rules(count: int = 32, **settings: Any) -> list[Completion]:
     async with Engine(LARGER, **{**SETTINGS, **settings}) as engine:
         # Grammars are compiled before, so that all are there before the first step.
-        await asyncio.gather(*(engine.generate([7], max_tokens=1, **rule) for rule in RULES))
+        await asyncio.gather(*(engine.generate([7], max_tokens=9, **rule) for rule in RULES))
         done = await asyncio.gather(
             *(
                 engine.generate(prompt, max_tokens=40 + index % 7, ignore_eos=True, **RULES[index % len(RULES)])

@@ -164,7 +164,6 @@ def cuda(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     stand_in(monkeypatch)
     monkeypatch.setattr(device, "buckets", lambda max_rows: [max_rows])
     monkeypatch.setattr(device, "token_buckets", lambda most: [4, 8])
-    monkeypatch.setattr(device, "WARM_UP", 3)
     return monkeypatch
 
 
