@@ -1,12 +1,15 @@
 """`Constraints`: what may be sampled for a request, token by token, compiled from its parameters."""
 
+import sys
 from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 
 import anyio.to_thread
 
 from aphoton.errors import InvalidRequest
+from aphoton.offloop import off_loop
 from aphoton.sampling import (
     AllowedTokens,
     BadWords,
@@ -17,6 +20,7 @@ from aphoton.sampling import (
     Rules,
     SamplingParams,
 )
+from aphoton.sampling.schema import Schema
 from aphoton.text import Tokenizer
 
 __all__ = ["Constraints"]
@@ -50,8 +54,7 @@ class Constraints:
         """
         grammar = compiled = None
         if params.constrained:
-            # A schema may be made from a type by code of the app's, and take what time it likes.
-            grammar = await anyio.to_thread.run_sync(_grammar, params, abandon_on_cancel=True)
+            grammar = await off_loop(_size(params), partial(_grammar, params))
             compiled = await compiler.compile(grammar)
         words: set[tuple[int, ...]] = set()
         if params.bad_words:
@@ -91,6 +94,16 @@ class Constraints:
             maskers.append(self.allowed)
             names.append("allowed_token_ids")
         return Rules(maskers, names) if len(maskers) > 1 else maskers[0]
+
+
+def _size(params: SamplingParams) -> int:
+    """Characters that a grammar is made from."""
+    schema = params.json_schema
+    if schema is not None:
+        # From a type it is made by code of the app's, which may take what time it likes.
+        return len(schema.text) if isinstance(schema, Schema) else sys.maxsize
+    texts = (params.regex, params.grammar, *(params.choices or ()))
+    return sum(len(text) for text in texts if isinstance(text, str))
 
 
 def _grammar(params: SamplingParams) -> Grammar:

@@ -1,29 +1,21 @@
 """From what a caller gives, text, a conversation or token ids, to checked token ids."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from typing import Any, TypeVar
+from collections.abc import Iterable, Mapping, Sequence, Set
+from typing import Any
 
 import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
 from aphoton.errors import InvalidRequest
+from aphoton.offloop import off_loop
 from aphoton.text import ChatTemplate, Tokenizer
 from aphoton.text.tokenizer import check_unicode
 
-__all__ = ["Ids", "Prompt", "check_ids", "encode_chat", "encode_prompt", "encode_text", "off_loop"]
+__all__ = ["Ids", "Prompt", "check_ids", "encode_chat", "encode_prompt", "encode_text"]
 
 Prompt = str | Sequence[int]
 Ids = NDArray[np.int32]
-T = TypeVar("T")
-
-INLINE_TEXT = 512
-"""Characters of text that are tokenized on the loop: shorter than the hop to a thread and back costs."""
-
-
-async def off_loop(size: int, work: Callable[[], T]) -> T:
-    """Do ``work`` in a thread, unless it is so small that the hop costs more."""
-    return work() if size <= INLINE_TEXT else await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
 
 
 async def encode_text(field: str, text: str, tokenizer: Tokenizer) -> list[int]:

@@ -21,10 +21,11 @@ from aphoton.constraints import Constraints
 from aphoton.device.base import Limits
 from aphoton.device.sim import SimModel
 from aphoton.door import Door
-from aphoton.encoding import Ids, Prompt, check_ids, encode_chat, encode_prompt, encode_text, off_loop
+from aphoton.encoding import Ids, Prompt, check_ids, encode_chat, encode_prompt, encode_text
 from aphoton.errors import AphotonError, DeadlineExceeded, EngineClosed, EngineDead, InvalidRequest
 from aphoton.loader import Loaded, load
 from aphoton.observe import Stats, Timeline
+from aphoton.offloop import off_loop
 from aphoton.progress import Progress
 from aphoton.request import Request
 from aphoton.sampling import SamplingParams

@@ -91,14 +91,13 @@ async def _serve(
 
     import uvicorn
 
-    from aphoton_serve.heap import freeze_heap
+    from aphoton.heap import frozen_heap
     from aphoton_serve.local import LocalBackend
     from aphoton_serve.service import make_app
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with FetchBar() as bar:
         backend = await LocalBackend(models, tick_timeout=service.tick_timeout, progress=bar, **settings).start()
-    freeze_heap()
     try:
         config = uvicorn.Config(
             make_app(backend, service, keys=keys),
@@ -109,7 +108,8 @@ async def _serve(
             server_header=False,
             timeout_graceful_shutdown=math.ceil(grace),
         )
-        await uvicorn.Server(config).serve()
+        with frozen_heap():
+            await uvicorn.Server(config).serve()
     finally:
         await backend.aclose()
 

@@ -1,13 +1,14 @@
 """`EngineReplica`: one engine in an actor of its own, as Ray Serve runs it."""
 
 from collections.abc import AsyncIterator, Awaitable, Sequence
+from contextlib import ExitStack
 from typing import Any, TypeVar
 
 from ray import serve
 
+from aphoton.heap import frozen_heap
 from aphoton_serve.backend import Answer, Family, Job, ModelCard, Part, Ticks
 from aphoton_serve.errors import Problem, describe
-from aphoton_serve.heap import freeze_heap
 from aphoton_serve.keys import KeyRing
 from aphoton_serve.pacing import PacedBackend
 from aphoton_serve.scaling import KV_USE
@@ -32,8 +33,9 @@ class EngineReplica:
         """Loads the model: Serve gives a replica the time that this takes."""
         self._name = name
         self._backend = PacedBackend({name: model}, tick_timeout=tick_timeout, **settings)
+        self._frozen = ExitStack()
         await self._backend.start()
-        freeze_heap()
+        self._frozen.enter_context(frozen_heap())
 
     async def card(self) -> ModelCard:
         """What this model is."""
@@ -92,6 +94,7 @@ class EngineReplica:
 
     async def __del__(self) -> None:
         """Called by Serve once the requests have ended, or their time is over."""
+        self._frozen.close()
         await self._backend.aclose()
 
 

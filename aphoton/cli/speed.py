@@ -21,6 +21,7 @@ from aphoton.cli.plan import Plan
 from aphoton.cli.report import Report
 from aphoton.cli.terminal import say
 from aphoton.cli.workload import Round, Workload
+from aphoton.heap import frozen_heap
 
 if TYPE_CHECKING:  # these bring torch
     from aphoton.cli.peer import TransformersPeer
@@ -130,6 +131,7 @@ async def _entries(plan: Plan) -> AsyncIterator[list[Entry]]:
                     for _ in range(plan.warmup):
                         for streams in plan.concurrency:
                             await warmup.run(engine, streams)
+        stack.enter_context(frozen_heap())  # as README says that a program should
         yield entries
 
 

@@ -238,4 +238,6 @@ class CudaSampler:
         adjust(logits, places, rows, rows, rows, masks, self._state, many=len(rows), soft=False)
         adjust(logits, places, rows, rows, None, None, self._state, many=len(rows))
         sample_ruled(places, rows, rows, self._state, last, tokens, finite, many=len(rows))
-        logprobs(logits, tokens, MAX_LOGPROBS)
+        # Steps with prompts have logits of their own beside those that are looked at.
+        logits = logits.clone()
+        logprobs(logits[places], tokens[places], MAX_LOGPROBS)
