@@ -27,6 +27,7 @@ from aphoton.cli.options import options
 from aphoton.cli.place import check_place
 from aphoton.cli.plot import load_matplotlib
 from aphoton.cli.terminal import out, say
+from aphoton.heap import frozen_heap
 from aphoton_serve.benchclient import DONE, NAME, PROMPT, Ask, Reply, completions, post
 from aphoton_serve.cluster import local_cluster
 from aphoton_serve.ramp import Course, Ramp, ramp_on_ray
@@ -252,7 +253,8 @@ def _serve_http(ready: Any, model: str, settings: dict[str, Any]) -> None:
                 config = uvicorn.Config(make_app(backend), log_config=None, access_log=False)
                 listening.listen()  # whoever connects from now on is served
                 ready.send(listening.getsockname()[1])
-                await uvicorn.Server(config).serve(sockets=[listening])
+                with frozen_heap():  # as `aphoton serve` does
+                    await uvicorn.Server(config).serve(sockets=[listening])
 
     asyncio.run(main())
 

@@ -32,6 +32,7 @@ class Intake:
     def __init__(self, backend: Backend, settings: ServiceSettings) -> None:
         self.backend = backend
         self._settings = settings
+        self._cards: dict[str, ModelCard] = {}
 
     async def read(self, request: Request, kind: type[T]) -> T:
         """The body of a request as a ``kind``.
@@ -48,6 +49,8 @@ class Intake:
         :raises ApiError: 404, when there is no such model, 400 for an adapter of one (``BASE:ADAPTER``), 504, when it
             takes too long, and 499 when the client goes, for the log.
         """
+        if model in self._cards:  # a model does not change, and asking has started a replica
+            return self._cards[model]
         found = with_adapter(model, self.backend.names)
         if found is not None:
             raise ApiError(
@@ -55,11 +58,13 @@ class Intake:
             )
         timeout = self._timeout(request)
         try:
-            return await attended(request.receive, lambda: self.backend.card(model), seconds=timeout)
+            card = await attended(request.receive, lambda: self.backend.card(model), seconds=timeout)
         except ClientGone:
             raise ApiError(CLIENT_GONE, "the client has gone") from None
         except TimeoutError:
             raise timed_out(timeout) from None
+        self._cards[model] = card
+        return card
 
     def check_prompt(self, field: str, prompt: Any) -> None:
         """:raises ApiError: 400, for more characters than a request may have."""

@@ -32,16 +32,14 @@ class RemoteBackend:
         """
         self._handles = dict(handles)
         self._sleepers = frozenset(sleepers)
-        self._cards: dict[str, ModelCard] = {}
 
     @property
     def names(self) -> list[str]:
         return list(self._handles)
 
     async def card(self, model: str) -> ModelCard:
-        if model not in self._cards:  # a model does not change, and asking may start a replica
-            self._cards[model] = await _call(self._handle(model).card)
-        return self._cards[model]
+        card: ModelCard = await _call(self._handle(model).card)
+        return card
 
     def stream(self, model: str, job: Job) -> "RemoteStream":
         return RemoteStream(self._handle(model), job)
