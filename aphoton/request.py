@@ -11,6 +11,9 @@ from aphoton.scheduler import Sequence
 
 __all__ = ["Request"]
 
+ENDING = 4
+"""Pieces that a consumer takes in the time that its end takes it: there is the completion to make."""
+
 
 class Request:
     """The choices of one prompt, which a consumer takes as they come, and which end together if one of them fails.
@@ -23,12 +26,13 @@ class Request:
         self,
         choices: list[Choice],
         end: Callable[[Sequence, Exception], None],
-        call: Callable[[asyncio.Future[None]], None],
+        call: Callable[[asyncio.Future[None], int], None],
         *,
         deadline: float | None,
     ) -> None:
         """:param end: ends a sequence that has not ended, wherever it is, with an error.
-        :param call: resolves what a consumer awaits, now or in a turn of the loop to come.
+        :param call: resolves what a consumer awaits, now or in a turn of the loop to come; the other argument is how
+            long that takes the consumer: as many pieces.
         :param deadline: seconds that the request was given; see `expire_at`.
         """
         self.choices = choices
@@ -45,7 +49,7 @@ class Request:
         self._called = False  # the waiter has been, or will be in its turn
         self._loop = asyncio.get_running_loop()
         if self._alone and deadline is None:
-            self._first.sequence.on_end = self._wake
+            self._first.sequence.on_end = partial(self._wake, ENDING)
         else:
             for choice in choices:
                 choice.sequence.on_end = partial(self._count_end, choice.sequence)
@@ -157,10 +161,10 @@ class Request:
         if self._waiter is not None:
             raise AphotonError("this stream is being read by another task: one task reads a stream")
 
-    def _wake(self) -> None:
+    def _wake(self, weight: int = 1) -> None:
         if self._waiter is not None and not self._called and not self._waiter.done():
             self._called = True
-            self._call(self._waiter)
+            self._call(self._waiter, weight)
 
     # Ends that concern others
 
@@ -171,7 +175,7 @@ class Request:
             self._timer.cancel()
         if self._left and sequence.error is not None:
             self._loop.call_soon(self._end_rest, sequence.error)
-        self._wake()
+        self._wake(ENDING)
 
     def _expire(self) -> None:
         self._end_rest(DeadlineExceeded(f"the request has not ended within its deadline of {self._deadline:g} seconds"))

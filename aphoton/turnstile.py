@@ -26,7 +26,7 @@ class Turnstile:
         self._width = most
         self._left = most
         self._turned = 0.0  # when `_turn` last ran
-        self._line: deque[asyncio.Future[None]] = deque()
+        self._line: deque[tuple[asyncio.Future[None], int]] = deque()  # each with its weight
         self._turning = False  # `_turn` has been asked for
 
     def __len__(self) -> int:
@@ -36,23 +36,26 @@ class Turnstile:
     async def enter(self) -> None:
         """Return when it is the caller's turn: at once, unless ``most`` have passed in this one."""
         loop = asyncio.get_running_loop()
-        if self._left and not self._line:
+        if self._left > 0 and not self._line:
             self._pass(loop)
             return
         place: asyncio.Future[None] = loop.create_future()
-        self._line.append(place)
+        self._line.append((place, 1))
         await place
 
-    def call(self, waiter: asyncio.Future[None]) -> None:
-        """Resolve ``waiter``, which is not done, when it is its turn. Whoever awaits it runs in the turn after."""
-        if self._left and not self._line:
-            self._pass(waiter.get_loop())
+    def call(self, waiter: asyncio.Future[None], weight: int = 1) -> None:
+        """Resolve ``waiter``, which is not done, when it is its turn. Whoever awaits it runs in the turn after.
+
+        :param weight: as many others as take as long.
+        """
+        if self._left > 0 and not self._line:
+            self._pass(waiter.get_loop(), weight)
             waiter.set_result(None)
         else:
-            self._line.append(waiter)
+            self._line.append((waiter, weight))
 
-    def _pass(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._left -= 1
+    def _pass(self, loop: asyncio.AbstractEventLoop, weight: int = 1) -> None:
+        self._left -= weight
         if not self._turning:
             self._turning = True
             self._turned = time.perf_counter()
@@ -67,10 +70,10 @@ class Turnstile:
         self._turned = now
         self._left = self._width
         self._turning = bool(self._line)
-        while self._line and self._left:
-            place = self._line.popleft()
+        while self._line and self._left > 0:
+            place, weight = self._line.popleft()
             if not place.done():  # else whoever stood there was cancelled
                 place.set_result(None)
-                self._left -= 1
+                self._left -= weight
         if self._turning:
             loop.call_soon(self._turn, loop)

@@ -346,12 +346,15 @@ class Scheduler:
         if results.faulty is not None or results.barred is not None or results.errors:
             sampled = self.ends.fail(step, results, sampled)
         rows.committed[chosen[sampled]] += 1
-        self._append(step, results, sampled)
+        awaited = self._append(step, results, sampled)
         if batch.scored:
             self._score(step, results, alive)
         self.ends.end_sampled(step, results, sampled)
         if parts:
             self.ends.end_computed(step, alive)
+        for sequence in awaited:
+            if sequence.on_tokens is not None:  # else it has ended, and that has been told
+                sequence.on_tokens()
         if not alive.all():
             self.zombies_total += int(np.count_nonzero(~alive & ~rows.preempted[chosen]))
             for index in np.flatnonzero(~alive & (rows.refs[chosen] == 0)).tolist():
@@ -364,8 +367,12 @@ class Scheduler:
         """[n] the sequences of the step that have not ended, nor been preempted: the tokens of others are dropped."""
         return self.rows.active[step.batch.rows]
 
-    def _append(self, step: Step, results: Results, sampled: NDArray[np.bool_]) -> None:
-        """Hand out the tokens. This loop runs for every token that the engine makes: keep it small."""
+    def _append(self, step: Step, results: Results, sampled: NDArray[np.bool_]) -> list[Sequence]:
+        """Hand out the tokens; the sequences whose tokens somebody awaits.
+
+        This loop runs for every token that the engine makes: keep it small.
+        """
+        awaited: list[Sequence] = []
         tokens = results.tokens.tolist()
         for index in np.flatnonzero(sampled & (step.batch.counts == 0)).tolist():
             step.sequences[index].first_token_at = self.now()
@@ -381,8 +388,9 @@ class Scheduler:
                     one = slice(index, index + 1)
                     sequence.logprobs.add([tokens[index]], [logprobs[index]], ids[one, :top], values[one, :top])
             if sequence.on_tokens is not None:
-                sequence.on_tokens()
+                awaited.append(sequence)
         self.tokens += int(np.count_nonzero(sampled))
+        return awaited
 
     def _score(self, step: Step, results: Results, alive: NDArray[np.bool_]) -> None:
         """Take the log-probabilities of the prompts' own tokens."""

@@ -148,3 +148,16 @@ async def test_fewer_pass_where_turns_are_long(monkeypatch: pytest.MonkeyPatch) 
     async with asyncio.timeout(5):
         await asyncio.gather(*tasks)
     assert passed == [8, 0, 4, 2, 2, 2, 4, 8, 8]  # whoever stood in line runs in the turn after
+
+
+async def test_whoever_takes_longer_counts_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aphoton.turnstile.LONG", 10.0)  # whatever the machine does
+    turnstile, loop = Turnstile(8), asyncio.get_running_loop()
+    waiters: list[asyncio.Future[None]] = [loop.create_future() for _ in range(9)]
+    for number, waiter in enumerate(waiters):
+        turnstile.call(waiter, 4 if number < 5 else 1)
+    done = [sum(waiter.done() for waiter in waiters)]
+    while done[-1] < 9:
+        await asyncio.sleep(0)
+        done.append(sum(waiter.done() for waiter in waiters))
+    assert [after - before for before, after in itertools.pairwise([0, *done]) if after > before] == [2, 2, 5]
