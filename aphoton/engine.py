@@ -88,10 +88,12 @@ class Engine:
         self._scheduler: Scheduler | None = None
         self._pipeline: Pipeline | None = None
         self._door: Door | None = None
-        self._turnstile = Turnstile(SUBMISSIONS)
+        # In virtual time it must not matter how fast this machine is.
+        virtual = isinstance(model, SimModel) or self.config.device == "sim"
+        self._turnstile = Turnstile(SUBMISSIONS, steady=virtual)
         self._entering = 0  # requests that have been made and are not at the door yet, or stand there
         self._entered: asyncio.Event | None = None  # of a drain: nobody is entering any more
-        self._consumers = Turnstile(CONSUMERS)
+        self._consumers = Turnstile(CONSUMERS, steady=virtual)
         self._seeds = random.Random(self.config.seed)
         self.timeline = Timeline()
 

@@ -19,13 +19,15 @@ class Turnstile:
     which it is used.
     """
 
-    def __init__(self, most: int) -> None:
-        """:param most: that pass in a turn. At least a quarter of them do."""
+    def __init__(self, most: int, *, steady: bool = False) -> None:
+        """:param most: that pass in a turn. At least a quarter of them do.
+        :param steady: it is ``most`` however long turns are.
+        """
         self._most = most
-        self._least = max(most // 4, 1)
+        self._least = most if steady else max(most // 4, 1)
         self._width = most
         self._left = most
-        self._turned = 0.0  # when `_turn` last ran
+        self._turned = 0.0  # when the turn of the loop that is counted began
         self._line: deque[tuple[asyncio.Future[None], int]] = deque()  # each with its weight
         self._turning = False  # `_turn` has been asked for
 
@@ -34,7 +36,7 @@ class Turnstile:
         return len(self._line)
 
     async def enter(self) -> None:
-        """Return when it is the caller's turn: at once, unless ``most`` have passed in this one."""
+        """Return when it is the caller's turn: at once, unless as many have passed in this one as may."""
         loop = asyncio.get_running_loop()
         if self._left > 0 and not self._line:
             self._pass(loop)

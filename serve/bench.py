@@ -215,7 +215,8 @@ async def _of_engine(made: "Engine", plan: Plan) -> list[Figures]:
             assert first is not None
             return Reply(first - began, time.perf_counter() - began, pieces)
 
-        return await plan.measure("engine alone", ask)
+        with frozen_heap():  # as the server's
+            return await plan.measure("engine alone", ask)
 
 
 async def _over_http(model: str, settings: dict[str, Any], plan: Plan) -> list[Figures]:

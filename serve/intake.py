@@ -49,6 +49,7 @@ class Intake:
         :raises ApiError: 404, when there is no such model, 400 for an adapter of one (``BASE:ADAPTER``), 504, when it
             takes too long, and 499 when the client goes, for the log.
         """
+        timeout = self._timeout(request)
         if model in self._cards:  # a model does not change, and asking has started a replica
             return self._cards[model]
         found = with_adapter(model, self.backend.names)
@@ -56,7 +57,6 @@ class Intake:
             raise ApiError(
                 400, f"the model {found[0]!r:.200} takes no adapters", param="model", code="unsupported_adapter"
             )
-        timeout = self._timeout(request)
         try:
             card = await attended(request.receive, lambda: self.backend.card(model), seconds=timeout)
         except ClientGone:

@@ -62,9 +62,10 @@ async def measure_speed(plan: Plan) -> Report:
     """Throughput, latencies and phases of all engines of the plan, in turns, and of the peer."""
     machine = Machine.here()
     idle = await idle_heartbeat() if plan.heartbeat else None
-    async with _entries(plan) as entries:
+    async with _entries(plan) as entries, AsyncExitStack() as stack:
         rates = None if plan.costs is not None else Rates.measure(plan.device)
         peers = _peers(plan, entries) if plan.against else []
+        stack.enter_context(frozen_heap())  # now that all is loaded, as README says that a program should
         theirs: dict[str, list[float]] = {peer.dtype: [] for peer in peers}
         tokens: dict[str, list[int]] = {}
         done: Counter[Engine] = Counter()  # runs, in one order for all engines, so that each has the same prompts
@@ -131,7 +132,6 @@ async def _entries(plan: Plan) -> AsyncIterator[list[Entry]]:
                     for _ in range(plan.warmup):
                         for streams in plan.concurrency:
                             await warmup.run(engine, streams)
-        stack.enter_context(frozen_heap())  # as README says that a program should
         yield entries
 
 

@@ -138,8 +138,10 @@ class GrammarCompiler:
         probe = GrammarMasker(matcher.deep_copy(), self.vocabulary, field=field, cost=0.0)
         for _ in range(PROBE):
             probe.fill(mask)
-            token = int(np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))[0])
-            if probe.accept(token):
+            allowed = np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little"))
+            if not len(allowed):  # a grammar may name tokens that the model does not have
+                raise InvalidRequest(field, "allows no text")
+            if probe.accept(int(allowed[0])):
                 break
         return CompiledGrammar(field, matcher, self.vocabulary, cost=probe.cost)
 

@@ -28,10 +28,10 @@ class GrammarMasker:
     """
 
     __slots__ = (
-        "_behind",
         "_count",
         "_eos",
         "_field",
+        "_inside",
         "_kept",
         "_min_tokens",
         "_narrowed",
@@ -58,7 +58,8 @@ class GrammarMasker:
         self._on_error = on_error
         self._vocabulary = vocabulary
         self._eos = frozenset(vocabulary.eos_ids)
-        self._behind = ~np.uint32(1 << vocabulary.vocab_size % 32)  # all of the last word but that end token
+        # Bits of the last word that are the model's: llguidance has a token more, and a grammar may name it.
+        self._inside = np.uint32((1 << vocabulary.vocab_size % 32) - 1)
         self._count = 0
         self._min_tokens = min_tokens
         self._kept: NDArray[np.uint32] | None = None
@@ -85,7 +86,7 @@ class GrammarMasker:
 
     def finish(self, mask: NDArray[np.uint32]) -> None:
         """The other part of `fill`, once the mask has been computed, here or by `fill_all`."""
-        self._clear(mask)
+        mask[-1] &= self._inside
         # An error leaves a mask with the end token only.
         if self.matcher.is_error():
             self._on_error()
@@ -100,15 +101,10 @@ class GrammarMasker:
 
     def learn(self, took: float) -> None:
         """A mask took so many seconds."""
-        self.cost = took if took > self.cost else 0.9 * self.cost + 0.1 * took
+        self.cost = took if took > self.cost else 0.8 * self.cost + 0.2 * took
 
     def _compute(self, mask: NDArray[np.uint32]) -> None:
         self.matcher.unsafe_compute_mask_ptr(mask.ctypes.data, mask.nbytes)
-
-    def _clear(self, mask: NDArray[np.uint32]) -> None:
-        """Take out llguidance's end token, if the model has none."""
-        if not self._eos:
-            mask[-1] &= self._behind
 
     def accept(self, token: int) -> bool:
         """See `Masker.accept`. True at once when nothing can follow, without a step for the end token.
@@ -125,6 +121,6 @@ class GrammarMasker:
             # No end token can be sampled: where it alone is left, which llguidance may see only now, this is the end.
             mask = np.empty(self._vocabulary.words, np.uint32)
             self._compute(mask)
-            self._clear(mask)
+            mask[-1] &= self._inside
             return not mask.any()
         return False

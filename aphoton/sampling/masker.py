@@ -9,7 +9,10 @@ __all__ = ["Masker", "mask_words"]
 
 
 def mask_words(vocab_size: int) -> int:
-    """uint32 words of a mask. It has a bit more than there are tokens, at least: llguidance always has an end token."""
+    """uint32 words of a mask. They have a bit more than there are tokens, at least.
+
+    llguidance has an end token behind the model's where that has none, and all masks are of one size.
+    """
     return vocab_size // 32 + 1
 
 

@@ -3,7 +3,6 @@
 import os
 from collections.abc import Sequence
 from functools import cache
-from random import choice
 from time import perf_counter
 
 import numpy as np
@@ -17,14 +16,15 @@ from aphoton.sampling.rules import Rules
 __all__ = ["fill_all", "loop_share"]
 
 THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
-LONG = 1e-3
-"""Seconds of work that threads are worth waking for, which takes a third of that."""
 
 QUICK = 0.3e-3
 """Seconds that a mask may take on the loop."""
 
 TURN = 1e-3
 """Seconds that the masks of a step may take on the loop together."""
+
+WAKING = 0.5e-3
+"""Seconds that threads may take to wake. As long as they work for no longer, nobody knows what the masks take."""
 
 
 @cache
@@ -33,18 +33,21 @@ def _executor() -> LLExecutor:
 
 
 def loop_share(costs: Sequence[float]) -> int:
-    """How many masks may be made on the loop: the first ones. Either all, or as many as can be of rising ``costs``."""
+    """How many masks may be made on the loop: the first ones. Either all, or as many as can be of rising ``costs``.
+
+    Threads would not make that more: sequences of one grammar take turns, for they share a lexer.
+    """
     total = 0.0
     for count, cost in enumerate(costs):
         total += cost
-        if cost > QUICK or total > TURN * THREADS:
+        if cost > QUICK or total > TURN:
             return count
     return len(costs)
 
 
 def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, Exception]:
     """`Masker.fill` for several sequences: grammars that take long are computed in parallel, on threads that llguidance
-    keeps. Sequences of one grammar take turns, for they share a lexer.
+    keeps.
 
     :param maskers: m of them, of which none is used by another thread meanwhile.
     :param masks: [m, mask_words], contiguous.
@@ -55,7 +58,7 @@ def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, 
         for i, masker in enumerate(maskers)
         if (grammar := _grammar(masker)) is not None and not grammar.matcher.is_error()
     }
-    if THREADS > 1 and len(together) > 1 and sum(grammar.cost for grammar in together.values()) > LONG:
+    if THREADS > 1 and sum(grammar.cost for grammar in together.values()) > THREADS * WAKING:
         _fill_in_parallel(together, masks)
     else:
         _fill_in_turn(together, masks)
@@ -75,25 +78,20 @@ def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, 
 
 
 def _fill_in_parallel(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32]) -> None:
-    # One of them here, to see what they cost: of those that threads compute nobody knows which takes how long.
-    chosen = choice(list(grammars))
-    (took,) = _fill_in_turn({chosen: grammars[chosen]}, masks)
-    others = {i: grammar for i, grammar in grammars.items() if i != chosen}
     began = perf_counter()
     _executor().unsafe_compute_mask_ptr(
-        [(grammar.matcher, i) for i, grammar in others.items()],
+        [(grammar.matcher, i) for i, grammar in grammars.items()],
         masks.ctypes.data,
         masks.shape[1] * masks.itemsize,
         len(masks),
     )
-    # A busy machine must not make all of them slow now and then.
-    mean = (perf_counter() - began) * min(THREADS, len(others)) / len(others)
-    for grammar in others.values():
-        grammar.cost = mean if mean > 2 * QUICK else 0.9 * grammar.cost + 0.1 * took
+    # Nobody knows which of them took how long. A busy machine must not make all of them slow now and then.
+    mean = (perf_counter() - began) * min(THREADS, len(grammars)) / len(grammars)
+    for grammar in grammars.values():
+        grammar.learn(mean if mean > 2 * QUICK else min(mean, grammar.cost))
 
 
-def _fill_in_turn(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32]) -> list[float]:
-    """Seconds that each took."""
+def _fill_in_turn(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32]) -> None:
     # Each takes some microseconds, so this does not go through `GrammarMasker.fill`, nor ask the clock of the thread's
     # own time, a system call, more than twice: it only says what none can have taken more than.
     address, size, times = masks.ctypes.data, masks.shape[1] * masks.itemsize, []
@@ -104,10 +102,8 @@ def _fill_in_turn(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32])
         times.append(now - last)
         last = now
     all_of_them = clock() - began
-    times = [min(took, all_of_them) for took in times]
     for grammar, took in zip(grammars.values(), times, strict=True):
-        grammar.learn(took)
-    return times
+        grammar.learn(min(took, all_of_them))
 
 
 def _grammar(masker: Masker) -> GrammarMasker | None:

@@ -114,7 +114,7 @@ class Sampler:
         :param logits: [n, V] float32; what changes them does so in place.
         :param rows: [n] whose they are. Row 0 is nobody's, and greedy: it may be here more than once.
         :param counts: [n] tokens sampled for the row before: the counter of its random stream.
-        :param masked, masks: [m] indices, and [m, ceil(V / 32)] which tokens these may have; see `Late`.
+        :param masked, masks: [m] indices, and [m, mask_words] which tokens these may have; see `Late`.
         :param processors: (index, processor, the row's output so far).
         """
         wanted = int(self._logprobs[rows].max())

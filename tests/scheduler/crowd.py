@@ -210,7 +210,8 @@ async def run_crowd(crowd: Crowd) -> Told:
         nonlocal fed
         if phase == "launch":
             fed += tokens
-            assert tokens <= rows + crowd.max_step_tokens, "the step's budget"
+            half = -(-crowd.max_step_tokens // 2)
+            assert tokens <= max(crowd.max_step_tokens, rows + half), "the step's budget"
 
     timeline.on_span = lambda span: count(span.phase, span.tokens, span.rows)
     sequences = [_sequence(want, crowd.prefix_cache or want.namespace is not None) for want in crowd.wants]

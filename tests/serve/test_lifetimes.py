@@ -128,6 +128,9 @@ async def test_time_runs_out(hello: Served, stream: bool) -> None:
     for wrong in ("0", "-1", "nan", "inf", "soon"):
         response = await hello.web.post("/v1/chat/completions", json=LONG, headers={"X-Request-Timeout": wrong})
         assert response.status_code == 400 and "must be a number of seconds" in response.text
+        for _ in range(2):
+            response = await hello.web.get("/v1/models/endless", headers={"X-Request-Timeout": wrong})
+            assert response.status_code == 400, "what has been asked before is no exception"
 
 
 async def test_a_client_that_reads_nothing(sims: None) -> None:

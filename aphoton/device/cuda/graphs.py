@@ -30,7 +30,7 @@ def token_buckets(most: int) -> list[int]:
 
     Longer steps keep the device busy for longer than it takes to enqueue their kernels one by one.
     """
-    sizes = [16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048, 2176, 2304]
+    sizes = [16, 32, 64, 96, 128, 192, 256, 384, 512, 640, 768, 1024, 1280, 1536, 1792, 2048, 2304]
     return [size for index, size in enumerate(sizes) if index == 0 or sizes[index - 1] < most]
 
 

@@ -67,7 +67,8 @@ class CudaSampler:
 
     Most steps are greedy, and their sampler is part of the step's graph. Behind that, rows that draw or must not end
     yet are sampled again by a kernel that knows it all; rows with rules of their own (bias, allowed ids, penalties),
-    and late ones, by another pair of kernels, for as many rows as there are. Each overwrites what came before.
+    and late ones, by another pair of kernels: in decode steps late ones have a graph of that, of about as many rows as
+    there are. Each overwrites what came before.
 
     A row of which nothing is sampled yet, as its prompt goes on, may get a token in `greedy`: it is never read, for a
     prompt's last part has its own sampling before a token of the row is fed. No other kernel has it.

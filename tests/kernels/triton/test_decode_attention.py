@@ -183,8 +183,7 @@ def test_programs_of_a_large_batch_hold_less(
     assert attention._tiles[1:] == [few] * 4 + [many] * 2
 
 
-@pytest.mark.parametrize("head_dim", [64, 128])
-def test_a_large_batch(head_dim: int, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode_attention, "PROCESSORS", 1)  # without a GPU; with one, this batch is small
+@pytest.mark.parametrize(("head_dim", "tile"), [(64, {"block": 32}), (128, {"stages": 2})])
+def test_the_tiles_of_a_large_batch(head_dim: int, tile: dict[str, int], device: str) -> None:
     layer = Layer(heads=4, kv_heads=2, head_dim=head_dim, lengths=RAGGED, dtype=torch.float32, device=device, padding=2)
-    check(layer)
+    check(layer, programs=1, **tile)
