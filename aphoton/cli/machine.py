@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 import aphoton
+from aphoton import EngineConfig
 
 __all__ = ["Machine"]
 
@@ -32,7 +33,8 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
     gpu: str | None = None
 
     @classmethod
-    def here(cls) -> "Machine":
+    def here(cls, device: str = "auto") -> "Machine":
+        """:param device: on which steps run: it says which of several GPUs that is."""
         return cls(
             cpu=_cpu(),
             cores=len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -42,7 +44,7 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
             python=platform.python_version(),
             torch=version("torch"),
             aphoton=aphoton.__version__,
-            gpu=_gpu(),
+            gpu=_gpu(EngineConfig(device=device).gpu or 0),
         )
 
     def __str__(self) -> str:
@@ -55,11 +57,11 @@ class Machine(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def _gpu() -> str | None:
+def _gpu(index: int) -> str | None:
     """The name of the GPU that steps would run on."""
     import torch
 
-    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    return torch.cuda.get_device_name(index) if index < torch.cuda.device_count() else None
 
 
 def _cpu() -> str:

@@ -32,7 +32,7 @@ class Mode:
 
 
 async def _memory(plan: Plan) -> Report:
-    machine = Machine.here()
+    machine = Machine.here(plan.device)
     memory = await measure_memory(plan.model, plan.single, plan.workload, plan.concurrency[0])
     return plan.report(machine=machine, memory=memory)
 
@@ -40,7 +40,7 @@ async def _memory(plan: Plan) -> Report:
 async def _soak(plan: Plan) -> Report:
     assert plan.soak is not None
     streams = plan.concurrency[0]
-    machine = Machine.here()
+    machine = Machine.here(plan.device)
     soak = await measure_soak(
         plan.source,
         {"max_rows": streams, **plan.single},
@@ -54,7 +54,7 @@ async def _soak(plan: Plan) -> Report:
 
 async def _interruptions(plan: Plan) -> Report:
     assert plan.long_prompts is not None
-    machine = Machine.here()
+    machine = Machine.here(plan.device)
     work, streams, length = plan.workload, plan.concurrency[0], plan.long_prompts
     settings = {
         "max_rows": streams + 1,

@@ -60,7 +60,7 @@ class Entry:
 
 async def measure_speed(plan: Plan) -> Report:
     """Throughput, latencies and phases of all engines of the plan, in turns, and of the peer."""
-    machine = Machine.here()
+    machine = Machine.here(plan.device)
     idle = await idle_heartbeat() if plan.heartbeat else None
     async with _entries(plan) as entries, AsyncExitStack() as stack:
         rates = None if plan.costs is not None else Rates.measure(plan.device)
