@@ -23,7 +23,7 @@ from aphoton.device.sim import SimModel
 from aphoton.door import Door
 from aphoton.encoding import Ids, Prompt, check_ids, encode_chat, encode_prompt, encode_text
 from aphoton.errors import AphotonError, DeadlineExceeded, EngineClosed, EngineDead, InvalidRequest
-from aphoton.loader import Loaded, load
+from aphoton.loader import Loaded, is_virtual, load
 from aphoton.observe import Stats, Timeline
 from aphoton.offloop import off_loop
 from aphoton.progress import Progress
@@ -89,7 +89,7 @@ class Engine:
         self._pipeline: Pipeline | None = None
         self._door: Door | None = None
         # In virtual time it must not matter how fast this machine is.
-        virtual = isinstance(model, SimModel) or self.config.device == "sim"
+        virtual = is_virtual(model, self.config)
         self._turnstile = Turnstile(SUBMISSIONS, steady=virtual)
         self._entering = 0  # requests that have been made and are not at the door yet, or stand there
         self._entered: asyncio.Event | None = None  # of a drain: nobody is entering any more

@@ -14,7 +14,7 @@ from aphoton.progress import Progress
 from aphoton.sampling import GrammarCompiler, GrammarVocabulary
 from aphoton.text import ByteTokenizer, ChatTemplate, Tokenizer
 
-__all__ = ["Loaded", "load"]
+__all__ = ["Loaded", "is_virtual", "load"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +54,9 @@ def load(
     :raises ModelError: when the model cannot be found, read or run.
     :raises InvalidRequest: when a setting does not go with the model or with this machine.
     """
-    if isinstance(model, SimModel) or config.device == "sim":
+    if is_virtual(model, config):
         return _load_sim(model, config)
+    assert not isinstance(model, SimModel)
     # Not at the top: torch takes seconds to import, and ``sim`` needs none.
     from aphoton.device.opening import open_device
 
@@ -73,6 +74,11 @@ def load(
     # Now, while nobody is served: it stops the whole program for up to some tenths of a second.
     loaded.grammars.vocabulary.build()
     return loaded
+
+
+def is_virtual(model: str | os.PathLike[str] | SimModel, config: EngineConfig) -> bool:
+    """Whether it runs on the simulated device, in virtual time."""
+    return isinstance(model, SimModel) or config.device == "sim"
 
 
 def _load_sim(model: str | os.PathLike[str] | SimModel, config: EngineConfig) -> Loaded:

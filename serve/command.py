@@ -19,6 +19,7 @@ from aphoton.cli.generate import MODEL_HELP
 from aphoton.cli.missing import load_extra
 from aphoton.cli.options import options
 from aphoton.cli.terminal import FetchBar, say
+from aphoton.heap import frozen_heap
 from aphoton_serve.naming import names_of
 from aphoton_serve.settings import ServiceSettings
 
@@ -91,7 +92,6 @@ async def _serve(
 
     import uvicorn
 
-    from aphoton.heap import frozen_heap
     from aphoton_serve.local import LocalBackend
     from aphoton_serve.service import make_app
 

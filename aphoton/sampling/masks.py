@@ -24,7 +24,7 @@ TURN = 1e-3
 """Seconds that the masks of a step may take on the loop together."""
 
 WAKING = 0.5e-3
-"""Seconds that threads may take to wake. As long as they work for no longer, nobody knows what the masks take."""
+"""Seconds that threads may take to wake. Less work for each is not worth it, and how long it took would say nothing."""
 
 
 @cache
@@ -85,7 +85,8 @@ def _fill_in_parallel(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint
         masks.shape[1] * masks.itemsize,
         len(masks),
     )
-    # Nobody knows which of them took how long. A busy machine must not make all of them slow now and then.
+    # Nobody knows which of them took how long, and the threads had to wake: so this makes none look slower than it was
+    # known to be, unless it took long. A busy machine must not make all of them slow now and then.
     mean = (perf_counter() - began) * min(THREADS, len(grammars)) / len(grammars)
     for grammar in grammars.values():
         grammar.learn(mean if mean > 2 * QUICK else min(mean, grammar.cost))

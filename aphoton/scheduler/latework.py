@@ -32,13 +32,13 @@ class LateWork:
         late = np.flatnonzero(batch.late & active[batch.rows]).tolist()
         masked = [(index, masker) for index in late if (masker := step.sequences[index].masker) is not None]
         masks = np.empty((len(masked), self._words), np.uint32)
-        errors, quick = await self._fill(masked, masks)
+        errors, at_once = await self._fill(masked, masks)
         for place, error in errors.items():
             sequence = step.sequences[masked[place][0]]
             if not sequence.finalized:
                 self._scheduler.ends.finish(sequence, None, error=error)
         indices = [index for index, _ in masked]
-        if errors or not quick:
+        if errors or not at_once:  # else nobody can have ended, and the order is the same
             alive = active[batch.rows]
             places = [place for place, index in enumerate(indices) if alive[index] and place not in errors]
             indices, masks = [indices[place] for place in places], masks[places]

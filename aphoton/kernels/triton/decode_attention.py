@@ -71,20 +71,12 @@ class DecodeAttention:
         self._group = heads // kv_heads
         self._programs = 2 * processors if programs is None else programs
         self._warps = (8 if dtype.itemsize > 2 else 4) if warps is None else warps
-        usual_stages, usual_block = stages or 3, block or 64
         # Two programs should fit on a multiprocessor.
-        while (
-            block is None
-            and usual_block > 16
-            and (usual_stages - 1) * 2 * usual_block * head_dim * dtype.itemsize > shared_memory // 2
-        ):
-            usual_block //= 2
+        fitting = _fitting_block((stages or 3) - 1, head_dim * dtype.itemsize, shared_memory // 2)
+        usual = (block or fitting, stages or 3)
         # Where a batch has more than that, they hold less, and more of them fit: measured on an H200, 7 to 20% faster.
-        crowded = (block or max(usual_block // 2, 16), usual_stages) if head_dim < 128 else (usual_block, stages or 2)
-        self._tiles = [
-            crowded if batch * kv_heads > 2 * processors else (usual_block, usual_stages)
-            for batch in range(max_batch + 1)
-        ]
+        crowded = (block or max(fitting // 2, 16), stages or 3) if head_dim < 128 else (block or fitting, stages or 2)
+        self._tiles = [crowded if batch * kv_heads > 2 * processors else usual for batch in range(max_batch + 1)]
         self._scale = math.log2(math.e) / math.sqrt(head_dim)
         self._splits = [1, *(self._choose_splits(batch) for batch in range(1, max_batch + 1))]
         parts = max((batch * splits for batch, splits in enumerate(self._splits) if splits > 1), default=1) * heads
@@ -166,6 +158,17 @@ class DecodeAttention:
         """The most, a power of two, that stay within the wanted number of programs."""
         fit = max(self._programs // (batch * self._kv_heads), 1)
         return min(1 << (fit.bit_length() - 1), MOST_SPLITS)
+
+
+def _fitting_block(held: int, width: int, memory: int) -> int:
+    """The most keys, up to 64, of which so many blocks and their values fit in ``memory``.
+
+    :param width: bytes of a key.
+    """
+    block = 64
+    while block > 16 and held * 2 * block * width > memory:
+        block //= 2
+    return block
 
 
 @triton.jit
