@@ -58,7 +58,8 @@ def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, 
         for i, masker in enumerate(maskers)
         if (grammar := _grammar(masker)) is not None and not grammar.matcher.is_error()
     }
-    if THREADS > 1 and sum(grammar.cost for grammar in together.values()) > THREADS * WAKING:
+    work = sum(grammar.cost for grammar in together.values())
+    if THREADS > 1 and len(together) > 1 and work > THREADS * WAKING:
         _fill_in_parallel(together, masks)
     else:
         _fill_in_turn(together, masks)
