@@ -70,6 +70,11 @@ class Activations:
             x=self.x[:tokens], q=self.q[:tokens], attended=self.attended[:tokens], added=self.added[:tokens]
         )
 
+    def clear(self) -> None:
+        """Fill them with zeros."""
+        for tensor in (self.x, self.q, self.attended, self.added):
+            tensor.zero_()
+
 
 class FusedDecoder:
     """A model's weights on a GPU, and steps over them. Nothing here waits for the device.

@@ -325,6 +325,7 @@ class CudaDevice:
         )
         sizes = token_buckets(tokens)
         self._activations = decoder.activations(sizes[-1])
+        self._activations.clear()  # captures, and padding later, compute on what attention has not written
         self._inputs = torch.zeros(3 * sizes[-1], dtype=torch.int32, device=self._device)
         self._pieces = PieceGraphs(
             sizes,
