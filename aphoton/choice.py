@@ -47,11 +47,13 @@ class Choice:
         tokenizer: Tokenizer,
         *,
         continues: bool,
+        stops: StopStrings | None,
         echo: str | None,
         grammar: Grammar | None,
         scored: Sequence,
     ) -> None:
         """:param continues: the text goes on behind a prompt's, so that a leading space belongs to it.
+        :param stops: the request's, of which this takes a fresh one.
         :param echo: the prompt's text, to be put before; None: it is not.
         :param grammar: what the text is of.
         :param scored: the request's sequence whose prompt is scored, for all: its first.
@@ -61,9 +63,8 @@ class Choice:
         self.params = params
         self.ended = False
         self._detokenizer = Detokenizer(tokenizer, continues=continues)
-        self._stops: StopStrings | None = None
-        if params.stop_strings:
-            self._stops = StopStrings(params.stop_strings, include=params.include_stop_str_in_output)
+        self._stops = None if stops is None else stops.fresh()
+        if stops is not None:
             sequence.watch = self._watch
         self._watched = ""  # text that `_watch` has made and no piece has carried
         self.taken = 0
@@ -89,7 +90,8 @@ class Choice:
         if self.ended or not (tokens or last) or (self._begins and self._early):
             return None
         begin, self.taken = self.taken, self.taken + len(tokens)
-        text = self._show(tokens, last=last)
+        plain = not last and self._stops is None  # as nearly all pieces are
+        text = self._detokenizer.push(tokens) if plain else self._show(tokens, last=last)
         self._text.append(text)
         self.ended = last
         logprobs = None if self.params.logprobs is None else tuple(sequence.logprobs.read()[begin : self.taken])
@@ -171,11 +173,8 @@ class Choice:
     def _watch(self, token: int) -> str | None:
         """In the tick: the text of ``token``, and the stop string that it completes."""
         assert self._stops is not None
-        text = self._detokenizer.push((token,))
-        if len(self.sequence.output) < self.params.min_tokens:
-            self._watched += text
-            return None
-        self._watched += self._stops.push(text)
+        ends = len(self.sequence.output) >= self.params.min_tokens
+        self._watched += self._stops.push(self._detokenizer.push((token,)), ends=ends)
         return self._stops.hit
 
     def _show(self, tokens: Many[int], *, last: bool) -> str:

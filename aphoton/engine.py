@@ -32,6 +32,7 @@ from aphoton.sampling import SamplingParams
 from aphoton.scheduler import Pipeline, Scheduler, Sequence
 from aphoton.stream import CompletionStream
 from aphoton.submission import make_sequences
+from aphoton.text import StopStrings
 from aphoton.tracebacks import clear_traceback
 from aphoton.turnstile import Turnstile
 
@@ -371,6 +372,10 @@ class Engine:
         if params.echo and text is None:
             ids, tokenizer = prompt.tolist(), loaded.tokenizer
             text = await off_loop(len(ids), lambda: tokenizer.decode(ids))
+        stops: StopStrings | None = None
+        if strings := params.stop_strings:
+            include = params.include_stop_str_in_output
+            stops = await off_loop(sum(map(len, strings)), lambda: StopStrings(strings, include=include))
         drains = self._state == "closing" and self._entered is not None
         if not drains:  # a drain waits for this one, who asked before it
             self._running()  # it may have been closed meanwhile
@@ -395,13 +400,14 @@ class Engine:
                 params,
                 loaded.tokenizer,
                 continues=continues,
+                stops=stops,
                 echo=echo,
                 grammar=grammar,
                 scored=sequences[0],
             )
             for index, sequence in enumerate(sequences)
         ]
-        request = Request(choices, self._end, self._consumers.call, deadline=params.deadline)
+        request = Request(choices, self._end, self._consumers, deadline=params.deadline)
         await self._door.enter(*sequences)
         return request
 

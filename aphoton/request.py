@@ -3,11 +3,13 @@
 import asyncio
 from collections.abc import Callable
 from functools import partial
+from typing import NoReturn
 
 from aphoton.choice import Choice
 from aphoton.completion import Completion, Piece, Timings, Usage
 from aphoton.errors import AphotonError, DeadlineExceeded
 from aphoton.scheduler import Sequence
+from aphoton.turnstile import Turnstile
 
 __all__ = ["Request"]
 
@@ -26,13 +28,12 @@ class Request:
         self,
         choices: list[Choice],
         end: Callable[[Sequence, Exception], None],
-        call: Callable[[asyncio.Future[None], int], None],
+        turnstile: Turnstile,
         *,
         deadline: float | None,
     ) -> None:
         """:param end: ends a sequence that has not ended, wherever it is, with an error.
-        :param call: resolves what a consumer awaits, now or in a turn of the loop to come; the other argument is how
-            long that takes the consumer: as many pieces.
+        :param turnstile: through which consumers pass who have awaited something: what they weigh is in pieces.
         :param deadline: seconds that the request was given; see `expire_at`.
         """
         self.choices = choices
@@ -40,13 +41,14 @@ class Request:
         self._first = choices[0]
         self._alone = len(choices) == 1
         self._end = end
-        self._call = call
+        self._turnstile = turnstile
         self._turn = 0  # of the choice whose pieces are looked for first
         self._left = len(choices)  # that have not ended
         self._deadline = deadline
         self._timer: asyncio.TimerHandle | None = None
         self._waiter: asyncio.Future[None] | None = None
         self._called = False  # the waiter has been, or will be in its turn
+        self._hears = False  # of its tokens, and not of its end only
         self._loop = asyncio.get_running_loop()
         if self._alone and deadline is None:
             self._first.sequence.on_end = partial(self._wake, ENDING)
@@ -118,36 +120,37 @@ class Request:
             prompt_logprobs=self._first.prompt_logprobs,
         )
 
-    async def wait(self, *, tokens: bool) -> None:
-        """Wait for the end of all or, if ``tokens``, for something to take."""
-        if not self._alone:
-            while not self._ready(tokens=tokens):
-                await self._wait(self.choices, tokens=tokens)
-            return
-        first = self._first  # with as few calls as can be: this runs for every piece
-        if first.sequence.finished_at is None and not (tokens and first.taken < len(first.sequence.output)):
-            await self._wait(self.choices, tokens=tokens)
+    def waiter(self, *, tokens: bool) -> asyncio.Future[None] | None:
+        """What to await, once, until all have ended or, if ``tokens``, there may be something to take; None when that
+        is so. Whoever has awaited it, to whatever end, calls `waited`.
 
-    def _ready(self, *, tokens: bool) -> bool:
-        return self.finalized or (tokens and any(choice.news for choice in self.choices))
+        As few calls as can be: this runs for every piece.
 
-    async def _wait(self, choices: list[Choice], *, tokens: bool) -> None:
-        """Until one of them has news, if ``tokens``, or ends."""
+        :raises AphotonError: on another event loop, or while another task waits.
+        """
+        first = self._first
+        if self._alone:
+            sequence = first.sequence
+            if sequence.finished_at is not None or (tokens and first.taken < len(sequence.output)):
+                return None
+        elif self.finalized or (tokens and any(choice.news for choice in self.choices)):
+            return None
         if asyncio.get_running_loop() is not self._loop:
             raise AphotonError("this stream belongs to the event loop that it was started on")
-        self._refuse_second()
+        if self._waiter is not None:
+            self._refuse_second()
         waiter = self._waiter = self._loop.create_future()
         self._called = False
-        if tokens:
-            for choice in choices:
+        if tokens is not self._hears:
+            self._hears = tokens
+            for choice in self.choices:
                 if choice.sequence.finished_at is None:  # else nobody clears what would hold its consumer
-                    choice.sequence.on_tokens = self._wake
-        try:
-            await waiter
-        finally:
-            self._waiter = None
-            for choice in choices:
-                choice.sequence.on_tokens = None
+                    choice.sequence.on_tokens = self._wake if tokens else None
+        return waiter
+
+    def waited(self) -> None:
+        """Nobody awaits the `waiter` any more."""
+        self._waiter = None
 
     @property
     def _error(self) -> Exception | None:
@@ -156,15 +159,19 @@ class Request:
             return self._first.sequence.error
         return next((one.sequence.error for one in self.choices if one.sequence.error is not None), None)
 
-    def _refuse_second(self) -> None:
-        """:raises AphotonError: while another task waits, for what this one would take from it."""
-        if self._waiter is not None:
-            raise AphotonError("this stream is being read by another task: one task reads a stream")
+    def _refuse_second(self) -> NoReturn:
+        """Another task waits, for what this one would take from it."""
+        raise AphotonError("this stream is being read by another task: one task reads a stream")
 
     def _wake(self, weight: int = 1) -> None:
-        if self._waiter is not None and not self._called and not self._waiter.done():
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            return
+        if not self._called:
             self._called = True
-            self._call(self._waiter, weight)
+            self._turnstile.call(waiter, weight)
+        elif weight > 1:
+            self._turnstile.weigh(waiter, weight)
 
     # Ends that concern others
 

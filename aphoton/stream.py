@@ -64,11 +64,15 @@ class CompletionStream:
         # This runs for every piece of every stream, in the time that a tick has for its rows.
         request = self._request if self._request is not None else await self._started()
         while request is not None and not request.ended:
-            try:
-                await request.wait(tokens=True)
-            except asyncio.CancelledError:
-                self._abort(request)
-                raise
+            waiter = request.waiter(tokens=True)
+            if waiter is not None:
+                try:
+                    await waiter
+                except asyncio.CancelledError:
+                    self._abort(request)
+                    raise
+                finally:
+                    request.waited()
             piece = request.take()
             if piece is not None:
                 return piece
@@ -82,11 +86,8 @@ class CompletionStream:
         :raises AphotonError: as for a piece; `EngineClosed` when the stream was closed before it was submitted.
         """
         request = await self._open()
-        try:
-            await request.wait(tokens=False)
-        except asyncio.CancelledError:
-            self._abort(request)
-            raise
+        while (waiter := request.waiter(tokens=False)) is not None:
+            await self._wait(request, waiter)
         return request.completion()
 
     async def aclose(self) -> None:
@@ -110,6 +111,15 @@ class CompletionStream:
         # Dropped with the request running: nobody can read it any more. Any thread may collect garbage.
         if self._request is not None and not self._request.finalized:
             self._abort(self._request, collected=True)
+
+    async def _wait(self, request: Request, waiter: asyncio.Future[None]) -> None:
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            self._abort(request)
+            raise
+        finally:
+            request.waited()
 
     async def _open(self) -> Request:
         request = await self._started()

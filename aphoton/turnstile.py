@@ -6,7 +6,7 @@ from collections import deque
 
 __all__ = ["Turnstile"]
 
-LONG = 0.4e-3
+LONG = 0.15e-3
 """Seconds of a turn of the loop after which fewer pass in the next."""
 
 
@@ -28,7 +28,8 @@ class Turnstile:
         self._width = most
         self._left = most
         self._turned = 0.0  # when the turn of the loop that is counted began
-        self._line: deque[tuple[asyncio.Future[None], int]] = deque()  # each with its weight
+        self._line: deque[asyncio.Future[None]] = deque()
+        self._weights: dict[asyncio.Future[None], int] = {}  # of those in line who are not 1
         self._turning = False  # `_turn` has been asked for
 
     def __len__(self) -> int:
@@ -42,7 +43,7 @@ class Turnstile:
             self._pass(loop)
             return
         place: asyncio.Future[None] = loop.create_future()
-        self._line.append((place, 1))
+        self._line.append(place)
         await place
 
     def call(self, waiter: asyncio.Future[None], weight: int = 1) -> None:
@@ -54,7 +55,14 @@ class Turnstile:
             self._pass(waiter.get_loop(), weight)
             waiter.set_result(None)
         else:
-            self._line.append((waiter, weight))
+            self._line.append(waiter)
+            if weight != 1:
+                self._weights[waiter] = weight
+
+    def weigh(self, waiter: asyncio.Future[None], weight: int) -> None:
+        """Whoever awaits ``waiter``, which has been called, has got more to do since: as much as so many others."""
+        if not waiter.done():  # it stands in line
+            self._weights[waiter] = weight
 
     def _pass(self, loop: asyncio.AbstractEventLoop, weight: int = 1) -> None:
         self._left -= weight
@@ -70,12 +78,14 @@ class Turnstile:
         else:
             self._width = min(2 * self._width, self._most)
         self._turned = now
-        self._left = self._width
         self._turning = bool(self._line)
-        while self._line and self._left > 0:
-            place, weight = self._line.popleft()
+        line, left, weights = self._line, self._width, self._weights
+        while line and left > 0:
+            place = line.popleft()
+            weight = weights.pop(place, 1) if weights else 1
             if not place.done():  # else whoever stood there was cancelled
                 place.set_result(None)
-                self._left -= weight
+                left -= weight
+        self._left = left
         if self._turning:
             loop.call_soon(self._turn, loop)

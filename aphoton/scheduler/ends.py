@@ -130,16 +130,17 @@ class Ends:
         :param sampled: [n] those who have got a token.
         """
         rows, chosen = self._rows, step.batch.rows
-        enough = sampled & (rows.committed[chosen] > rows.min_tokens[chosen])
+        committed = rows.committed[chosen]
+        enough = sampled & (committed > rows.min_tokens[chosen])
         stopped = enough & (rows.stop_ids[chosen] == results.tokens[:, None]).any(axis=1)
-        length = sampled & (rows.committed[chosen] >= rows.limit[chosen])
+        length = sampled & (committed >= rows.limit[chosen])
         over: list[Sequence] = []
         if rows.lates and (late := step.batch.late & sampled).any():
             over = self._accept(step, results, late)
-        for index in np.flatnonzero(stopped).tolist():
+        for index in stopped.nonzero()[0].tolist():
             if not step.sequences[index].finalized:
                 self.finish(step.sequences[index], "stop", stop_reason=int(results.tokens[index]))
-        for index in np.flatnonzero(sampled & ~stopped & rows.watched[chosen]).tolist():
+        for index in (sampled & ~stopped & rows.watched[chosen]).nonzero()[0].tolist():
             sequence = step.sequences[index]
             if sequence.watch is not None:  # a rule may have ended it with an error
                 found = sequence.watch(int(results.tokens[index]))
@@ -148,7 +149,7 @@ class Ends:
         for sequence in over:
             if not sequence.finalized:
                 self.finish(sequence, "stop")
-        for index in np.flatnonzero(length & ~stopped).tolist():
+        for index in (length & ~stopped).nonzero()[0].tolist():
             if not step.sequences[index].finalized:
                 self.finish(step.sequences[index], "length")
 

@@ -51,8 +51,11 @@ class Holdings:
     def needed(self, sequence: Sequence, known: Ints, path: list[CachedPage]) -> int:
         """Of `room`, what seating it takes with the hits in ``path``, and a page to go on with."""
         pages = -(-len(known) // self.page_size)
-        more = pages < self.pages_for(len(sequence.prompt), sequence.limit)
-        return pages - len(path) + more + self.cache.new_uses(path)
+        return pages - len(path) + self.wants(sequence, known) + self.cache.new_uses(path)
+
+    def wants(self, sequence: Sequence, known: Ints) -> bool:
+        """Whether it needs more pages than those of what it begins with."""
+        return -(-len(known) // self.page_size) < self.pages_for(len(sequence.prompt), sequence.limit)
 
     def seat(self, sequence: Sequence, path: list[CachedPage]) -> None:
         """Give its row the pages in ``path``, and new ones for the rest of what it begins with."""

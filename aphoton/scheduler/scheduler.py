@@ -20,8 +20,9 @@ from aphoton.scheduler.waiting import Waiting
 
 __all__ = ["Scheduler"]
 
-SHARED_PAGES = 4096
-"""Cached pages that newcomers take up in a step, about: each costs the host about a microsecond."""
+NEWCOMERS, SHARED_PAGES = 32, 4096
+"""That begin in a step, and cached pages that they take up, about: one costs the host some 25 microseconds, the other
+about one, and the loop stands still meanwhile."""
 
 
 class Scheduler:
@@ -108,9 +109,13 @@ class Scheduler:
     def _room(self) -> int:
         """Pages for newcomers: one is left alone for each of those who run and need more. Else they were preempted at
         once."""
+        return self.holdings.room - self._wanting()
+
+    def _wanting(self) -> int:
+        """Those who run and need more pages than they have."""
         rows, size = self.rows, self.page_size
         held = -(-np.maximum(rows.context, rows.begun) // size)
-        return self.holdings.room - int(np.count_nonzero(rows.active & (held < -(-rows.reach // size))))
+        return int(np.count_nonzero(rows.active & (held < -(-rows.reach // size))))
 
     # Who comes, and who is set back
 
@@ -145,7 +150,7 @@ class Scheduler:
         foreseen (``limit``) takes no further launch, so it makes no zombie.
         """
         rows = self.rows
-        decode = np.flatnonzero(rows.decoding & (rows.launched < rows.limit)).astype(np.int32)
+        decode = (rows.decoding & (rows.launched < rows.limit)).nonzero()[0].astype(np.int32)
         starts = rows.context[decode]
         full = decode[starts % self.page_size == 0]
         tight = len(full) > self.pool.free
@@ -259,11 +264,14 @@ class Scheduler:
         """
         claimed = shared = 0
         heads: Heads | None = None
+        wanting = self._wanting()
         for sequence in list(islice(self.waiting, self.rows.free)):  # each takes a row, or keeps one
             budget = self._go_on(begun, chunks, budget, before=sequence)
-            if not budget or shared >= SHARED_PAGES or sequence.row:  # preempted, and a step in flight has its row
+            if not budget or len(newcomers) == NEWCOMERS or shared >= SHARED_PAGES:
                 break
-            room = self._room() - claimed
+            if sequence.row:  # preempted, and a step in flight has its row
+                break
+            room = self.holdings.room - wanting - claimed
             if self.waiting.refused == (sequence.arrival, room):
                 break
             if claim := self._leaders.claim(sequence):
@@ -280,6 +288,7 @@ class Scheduler:
                 self.waiting.refused = (sequence.arrival, room)
                 break
             self._seat(sequence, path)
+            wanting += self.holdings.wants(sequence, known)
             self._leaders.put_head(heads, sequence)
             length = self._length(sequence, budget)
             budget -= length
@@ -374,10 +383,10 @@ class Scheduler:
         """
         awaited: list[Sequence] = []
         tokens = results.tokens.tolist()
-        for index in np.flatnonzero(sampled & (step.batch.counts == 0)).tolist():
+        for index in (sampled & (step.batch.counts == 0)).nonzero()[0].tolist():
             step.sequences[index].first_token_at = self.now()
         logprobs = None if results.logprobs is None else results.logprobs.tolist()
-        for index in np.flatnonzero(sampled).tolist():
+        for index in sampled.nonzero()[0].tolist():
             sequence = step.sequences[index]
             sequence.output.append(tokens[index])
             if logprobs is not None and (top := sequence.sampling.logprobs) is not None:

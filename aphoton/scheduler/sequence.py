@@ -24,7 +24,8 @@ class Sequence:
     :ivar stop_ids: token ids that end it.
     :ivar min_tokens: tokens before any end counts.
     :ivar watch: called with each token of a sequence that has stop strings; the string that it completes, or None.
-    :ivar on_tokens: called when a token has come. Set only while somebody awaits tokens: it costs the tick time.
+    :ivar on_tokens: called when a token has come. Set only where somebody takes them as they come: it costs the tick
+        time.
     :ivar on_end: called at the end.
     :ivar priority: lower goes first; among equals, whoever came first.
     :ivar masker: which tokens may come next, of a sequence that has rules.

@@ -35,8 +35,17 @@ class StopStrings:
             self._add(stop)
         self._link()
 
-    def push(self, text: str) -> str:
-        """What can be shown now, of ``text`` and of what was held back before it."""
+    def fresh(self) -> "StopStrings":
+        """The same for another text, from its beginning. They share what the strings were made into."""
+        other = StopStrings((), self._include)
+        other._steps, other._failure, other._found, other._depth = self._steps, self._failure, self._found, self._depth
+        return other
+
+    def push(self, text: str, *, ends: bool = True) -> str:
+        """What can be shown now, of ``text`` and of what was held back before it.
+
+        :param ends: stop strings that end in ``text`` count; those that begin there and end later do in any case.
+        """
         if self.hit is not None:
             return ""
         if not self._steps[0]:
@@ -48,6 +57,10 @@ class StopStrings:
                 node = failure[node]
             node = after or 0
             if (stop := found[node]) is not None:
+                if not ends:
+                    while node and not steps[node]:  # as far as no stop string goes on: it need not be held back
+                        node = failure[node]
+                    continue
                 self.hit = stop
                 shown = self._held + text[:at]
                 self._held = ""

@@ -37,6 +37,9 @@ async def both(engine: Engine, prompt: Any, **sampling: Any) -> Completion:
         ("aXbXc", {"stop": "X", "min_tokens": 1}, "a", "stop", "X"),
         ("aXbXc", {"stop": "X", "min_tokens": 2}, "a", "stop", "X"),
         ("aXbXc", {"stop": "X", "min_tokens": 3}, "aXb", "stop", "X"),
+        ("aXYXYc", {"stop": "XY", "min_tokens": 2}, "a", "stop", "XY"),
+        ("aXYXYc", {"stop": "XY", "min_tokens": 3}, "a", "stop", "XY"),
+        ("aXYXYc", {"stop": "XY", "min_tokens": 4}, "aXY", "stop", "XY"),
         ("aXbXc", {"stop": "X", "min_tokens": 5}, "aXbXc", "stop", EOS),
         ("Hello world", {"stop": "lo", "max_tokens": 5}, "Hel", "stop", "lo"),  # at the same token
         ("Hello world", {"stop": "lo", "max_tokens": 4}, "Hell", "length", None),

@@ -155,9 +155,36 @@ async def test_whoever_takes_longer_counts_for_more(monkeypatch: pytest.MonkeyPa
     turnstile, loop = Turnstile(8), asyncio.get_running_loop()
     waiters: list[asyncio.Future[None]] = [loop.create_future() for _ in range(9)]
     for number, waiter in enumerate(waiters):
-        turnstile.call(waiter, 4 if number < 5 else 1)
+        turnstile.call(waiter, 4 if number < 3 else 1)
+    for waiter in waiters[1:5]:  # the second has passed, and the others stand in line
+        turnstile.weigh(waiter, 4)
+    waiters[5].cancel()
+    turnstile.weigh(waiters[5], 4)
     done = [sum(waiter.done() for waiter in waiters)]
     while done[-1] < 9:
         await asyncio.sleep(0)
         done.append(sum(waiter.done() for waiter in waiters))
-    assert [after - before for before, after in itertools.pairwise([0, *done]) if after > before] == [2, 2, 5]
+    assert [after - before for before, after in itertools.pairwise([0, *done]) if after > before] == [3, 2, 4]
+
+
+async def test_whoever_stands_in_line_when_its_request_ends_counts_for_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aphoton.engine.CONSUMERS", 8)
+    monkeypatch.setattr("aphoton.request.ENDING", 4)
+    ended, most = 0, 0
+    async with Engine(SimModel(turns=(1,), vocab_size=300), max_rows=64, max_model_len=256) as engine:
+
+        async def consume() -> None:
+            nonlocal ended
+            async for _ in engine.stream([1, 2, 3], max_tokens=50, ignore_eos=True):
+                pass
+            ended += 1
+
+        tasks = [asyncio.create_task(consume()) for _ in range(64)]
+        lined = 0
+        while not all(task.done() for task in tasks):
+            before = ended
+            await asyncio.sleep(0)
+            most, lined = max(most, ended - before), max(lined, len(engine._consumers))
+    assert lined > 40, "a step comes before those of the last one have all passed"
+    assert ended == 64
+    assert most == 2

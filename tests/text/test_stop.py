@@ -11,10 +11,13 @@ words = st.text("ab🙂", min_size=1, max_size=5)
 stop_lists = st.lists(words, max_size=5)
 
 
-def search(text: str, stops: list[str]) -> tuple[int, str] | None:
-    """(begin, stop string) of the one that ends first, and of those the longest."""
+def search(text: str, stops: list[str], after: int = 0) -> tuple[int, str] | None:
+    """(begin, stop string) of the one that ends first, beyond ``after``, and of those the longest."""
     found = [
-        (at + len(stop), -len(stop), at, stop) for stop in stops for at in range(len(text)) if text.startswith(stop, at)
+        (at + len(stop), -len(stop), at, stop)
+        for stop in stops
+        for at in range(len(text))
+        if text.startswith(stop, at) and at + len(stop) > after
     ]
     return min(found)[2:] if found else None
 
@@ -52,6 +55,26 @@ def test_against_a_search_of_the_whole(chunks: list[str], stops: list[str], incl
         assert shown == seen
     else:
         assert shown == seen[: found[0] + (len(found[1]) if include else 0)]
+
+
+@given(chunked(), stop_lists, st.integers(0, 40), st.booleans())
+def test_ends_that_do_not_count_yet(chunks: list[str], stops: list[str], first: int, include: bool) -> None:
+    """A stop string may begin where none may end."""
+    matcher = StopStrings(stops, include=include).fresh()
+    seen = shown = ""
+    after = 0
+    for number, chunk in enumerate(chunks):
+        shown += matcher.push(chunk, ends=number >= first)
+        seen += chunk
+        after = len(seen) if number < first else after
+        found = search(seen, stops, after) if number >= first else None
+        assert matcher.hit == (found and found[1])
+        if found is not None:
+            assert shown == seen[: found[0] + (len(found[1]) if include else 0)]
+            return
+        held = max((n for stop in stops for n in range(len(stop)) if seen.endswith(stop[:n])), default=0)
+        assert shown == seen[: len(seen) - held]
+    assert shown + matcher.finish() == seen
 
 
 def test_text_that_turns_out_not_to_stop() -> None:
