@@ -16,6 +16,7 @@ from aphoton.sampling.compiledgrammar import CompiledGrammar
 from aphoton.sampling.grammar import Grammar
 from aphoton.sampling.grammarmasker import GrammarMasker
 from aphoton.sampling.grammarvocabulary import GrammarVocabulary
+from aphoton.sampling.intersections import check_lark, check_schema
 
 __all__ = ["GrammarCompiler"]
 
@@ -117,6 +118,13 @@ class GrammarCompiler:
             source = _source(grammar)
         except ValueError as error:  # numbers out of range, nesting that its JSON reader refuses
             raise InvalidRequest(field, f"cannot be read: {error}") from None
+        try:
+            if grammar.is_json:
+                check_schema(json.loads(grammar.text))
+            elif grammar.kind == "grammar":
+                check_lark(grammar.text)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequest(field, str(error)) from None
         matcher = LLMatcher(self.vocabulary.tokenizer, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise InvalidRequest(field, _reason(matcher.get_error()))
