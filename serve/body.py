@@ -5,11 +5,14 @@ from typing import Any, TypeVar
 
 import anyio
 import msgspec
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 
 from aphoton_serve.errors import ApiError
 
-__all__ = ["decode", "read_body"]
+__all__ = ["CLIENT_GONE", "decode", "read_body"]
+
+CLIENT_GONE = 499
+"""nginx's status for the log: nobody reads the answer."""
 
 T = TypeVar("T")
 
@@ -24,7 +27,8 @@ async def read_body(request: Request, *, limit: int, seconds: float) -> bytes:
     Only ``application/json`` is taken: any web page may make a browser send a form or plain text to a server on the
     same machine, but not JSON, for which the browser asks the server first.
 
-    :raises ApiError: 413 for more than ``limit`` bytes, 408 when it has not come after that many ``seconds``, 415.
+    :raises ApiError: 413 for more than ``limit`` bytes, 408 when it has not come after that many ``seconds``, 415, and
+        499 when the client goes, for the log.
     """
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind != "application/json":
@@ -35,10 +39,13 @@ async def read_body(request: Request, *, limit: int, seconds: float) -> bytes:
         raise too_large
     body = bytearray()
     with anyio.move_on_after(seconds) as scope:
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > limit:
-                raise too_large
+        try:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise too_large
+        except ClientDisconnect:
+            raise ApiError(CLIENT_GONE, "the client has gone") from None
     if scope.cancelled_caught:
         raise ApiError(408, f"the request did not arrive within {seconds:g} s", code="timeout")
     return bytes(body)

@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from aphoton import FinishReason, InvalidRequest, Usage
+from aphoton import ConstraintFailed, FinishReason, InvalidRequest, Usage
 from aphoton_serve.backend import Choice, Job, Part, Score
 from aphoton_serve.errors import ApiError, describe
 from aphoton_serve.hermes import ToolCall, ToolParser
@@ -71,7 +71,7 @@ class ChatEndpoint:
     async def _complete(self, job: Job, reply: "ChatReply") -> ChatCompletion:
         try:
             answer = await self._intake.backend.complete(reply.model, job)
-        except (InvalidRequest, ApiError) as error:
+        except (InvalidRequest, ConstraintFailed, ApiError) as error:
             raise ApiError.of(renamed(describe(error), reply.names)) from None
         return ChatCompletion(
             id=reply.id,
@@ -87,7 +87,7 @@ class ChatEndpoint:
             async for part in stream:
                 for chunk in reply.chunks(part):
                     await emit(chunk)
-        except (InvalidRequest, ApiError) as error:
+        except (InvalidRequest, ConstraintFailed, ApiError) as error:
             raise ApiError.of(renamed(describe(error), reply.names)) from None
         finally:
             await stream.aclose()

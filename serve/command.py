@@ -9,9 +9,11 @@ import ipaddress
 import math
 import socket
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import anyio
 import typer
 
 from aphoton import EngineConfig, InvalidRequest
@@ -29,6 +31,8 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
+LAST_WORD = 5.0
+"""Seconds, after their grace, in which requests are told of their end."""
 
 
 @options(ServiceSettings, "service", panel="Service")
@@ -61,7 +65,8 @@ def serve(
     keys = read_keys(api_keys_file)
     local = _is_loopback(host)
     if local and "allowed_hosts" not in service:
-        service = {**service, "allowed_hosts": LOOPBACK_NAMES}
+        own = f"[{host}]" if ":" in host and not host.startswith("[") else host
+        service = {**service, "allowed_hosts": tuple(dict.fromkeys((*LOOPBACK_NAMES, own)))}
     if not local and not len(keys):
         say(f"warning: anybody who reaches {host}:{port} may use this server: give it API keys")
     made = ServiceSettings(**service)
@@ -106,10 +111,19 @@ async def _serve(
             access_log=False,  # the gate writes a line for each request
             log_config=None,
             server_header=False,
-            timeout_graceful_shutdown=math.ceil(grace),
+            timeout_graceful_shutdown=math.ceil(grace + LAST_WORD),
         )
+
+        class Server(uvicorn.Server):
+            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+                """Requests that outlast their grace end with an error that says so, and not with the connection."""
+                async with anyio.create_task_group() as group:
+                    group.start_soon(partial(backend.aclose, drain=grace))
+                    await super().shutdown(sockets)
+                    group.cancel_scope.cancel()  # nobody is left, or somebody is in a hurry
+
         with frozen_heap():
-            await uvicorn.Server(config).serve()
+            await Server(config).serve()
     finally:
         await backend.aclose()
 

@@ -1,5 +1,6 @@
 """``/v1/completions``."""
 
+import codecs
 import time
 import uuid
 from functools import partial
@@ -22,6 +23,8 @@ from aphoton_serve.together import together
 from aphoton_serve.tracing import trace_of
 
 __all__ = ["CompletionEndpoint"]
+
+_UTF8 = codecs.getincrementaldecoder("utf-8")
 
 
 class CompletionEndpoint:
@@ -76,8 +79,8 @@ class TextReply:
         self.with_usage = request.stream_options is not None and bool(request.stream_options.include_usage)
         self._id = f"cmpl-{uuid.uuid4().hex}"
         self._created = int(time.time())
-        self._offsets: dict[int, int] = {}
-        """Characters that the tokens told of have, by answer."""
+        self._offsets: dict[int, tuple[int, codecs.IncrementalDecoder]] = {}
+        """Characters that the tokens told of have, by answer, and what is there of the next one."""
 
     def whole(self, answers: list[Answer], each: int) -> TextCompletion:
         """All answers to all prompts."""
@@ -119,12 +122,13 @@ class TextReply:
     def _logprobs(self, scores: tuple[Score, ...] | None, index: int) -> TextLogprobs | None:
         if scores is None:
             return None
-        tokens, offsets, at = [], [], self._offsets.get(index, 0)
+        tokens, offsets = [], []
+        at, decoder = self._offsets.get(index) or (0, _UTF8("replace"))
         for score in scores:
             tokens.append(_shown(score.token))
             offsets.append(at)
-            at += len(score.token.decode("utf-8", "ignore"))
-        self._offsets[index] = at
+            at += len(decoder.decode(score.token))
+        self._offsets[index] = at, decoder
         return TextLogprobs(
             tokens=tokens,
             token_logprobs=[score.logprob for score in scores],

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from aphoton import (
     AphotonError,
+    ConstraintFailed,
     DeadlineExceeded,
     EngineClosed,
     EngineDead,
@@ -84,6 +85,8 @@ def describe(error: Exception) -> Problem:
             return Problem(status=400, message=str(error), param=error.field, code="context_length_exceeded")
         case InvalidRequest():
             return Problem(status=400, message=str(error), param=error.field, code="invalid_value")
+        case ConstraintFailed():  # what was asked for, and tokens may have come: it is told here all the same
+            return Problem(status=400, message=str(error), param=error.field, code="constraint_failed")
         case EngineOverloaded():
             return Problem(
                 status=429,

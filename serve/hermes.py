@@ -2,8 +2,9 @@
 </tool_call>``."""
 
 import json
+import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -105,8 +106,9 @@ def _overlap(text: str, tag: str) -> int:
 
 
 def _read_call(text: str) -> ToolCall | None:
+    """None for what is none, and for numbers that are none in JSON or that Python takes for infinite."""
     try:
-        call = json.loads(text)
+        call = json.loads(text, parse_constant=_no_number, parse_float=_finite)
     except (ValueError, RecursionError):
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str) or not call["name"]:
@@ -114,7 +116,27 @@ def _read_call(text: str) -> ToolCall | None:
     arguments = call.get("arguments", call.get("parameters", {}))
     if not isinstance(arguments, dict):
         return None
-    return ToolCall(name=call["name"], arguments=json.dumps(arguments, ensure_ascii=False))
+    written = json.dumps(arguments, ensure_ascii=False)
+    if not _is_unicode(written):  # an escape for half a character, which stays one
+        written = json.dumps(arguments)
+    return ToolCall(name=call["name"], arguments=written) if _is_unicode(call["name"]) else None
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    return number if math.isfinite(number) else _no_number(text)
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 
 from aphoton_serve.attendance import ClientGone, attended
 from aphoton_serve.backend import Backend, ModelCard
-from aphoton_serve.body import decode, read_body
+from aphoton_serve.body import CLIENT_GONE, decode, read_body
 from aphoton_serve.errors import ApiError
 from aphoton_serve.messages import text_length
 from aphoton_serve.naming import with_adapter
@@ -22,8 +22,6 @@ __all__ = ["Intake"]
 T = TypeVar("T")
 
 TIMEOUT_HEADER = "x-request-timeout"
-CLIENT_GONE = 499
-"""nginx's status for the log: nobody reads the answer."""
 
 
 class Intake:

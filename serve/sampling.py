@@ -1,5 +1,6 @@
 """From a request's fields to `SamplingParams`."""
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,9 @@ DEFAULT_MAX_TOKENS = 16
 """Of ``/v1/completions``: OpenAI's. A chat goes on to its end."""
 DEFAULT_TEMPERATURE = 1.0
 """OpenAI's; an engine's own is 0."""
+
+TOKEN_ID = re.compile(r"0|[1-9][0-9]{0,18}")
+"""As a key of ``logit_bias``: in one way only, so that none is there twice."""
 
 SAME_NAME = (
     "top_p",
@@ -94,10 +98,9 @@ def _common(body: SamplingFields) -> dict[str, Any]:
     fields: dict[str, Any] = {name: getattr(body, name) for name in SAME_NAME if hasattr(body, name)}
     fields["temperature"] = DEFAULT_TEMPERATURE if body.temperature is None else body.temperature
     if body.logit_bias:
-        try:
-            fields["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
-        except ValueError:
-            raise ApiError(400, "its keys must be token ids", param="logit_bias", code="invalid_value") from None
+        if not all(map(TOKEN_ID.fullmatch, body.logit_bias)):
+            raise ApiError(400, "its keys must be token ids", param="logit_bias", code="invalid_value")
+        fields["logit_bias"] = {int(token): bias for token, bias in body.logit_bias.items()}
     return fields
 
 

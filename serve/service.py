@@ -12,10 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from aphoton import InvalidRequest
 from aphoton_serve.backend import Backend, ModelCard
 from aphoton_serve.chat import ChatEndpoint
 from aphoton_serve.completions import CompletionEndpoint
-from aphoton_serve.errors import ApiError, problem_response
+from aphoton_serve.errors import ApiError, describe, problem_response
 from aphoton_serve.gate import Gate
 from aphoton_serve.intake import Intake
 from aphoton_serve.keys import KeyRing
@@ -24,6 +25,7 @@ from aphoton_serve.metrics import exposition
 from aphoton_serve.page import page
 from aphoton_serve.protocol_requests import DetokenizeRequest, EmbeddingRequest, TokenizeRequest
 from aphoton_serve.protocol_responses import Model, ModelList, encode
+from aphoton_serve.sampling import renamed
 from aphoton_serve.settings import ServiceSettings
 
 __all__ = ["make_app"]
@@ -56,7 +58,7 @@ def make_app(
             CORSMiddleware,
             allow_origins=settings.cors_origins,
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type", "X-Request-Id", "X-Request-Timeout"],
+            allow_headers=["*"],  # clients send some of their own
         )
         middleware.insert(0, cors)
     return Starlette(
@@ -120,7 +122,10 @@ class PlainEndpoints:
         await self._intake.card(request, body.model)
 
         async def work() -> dict[str, str]:
-            return {"prompt": await self._backend.detokenize(body.model, body.tokens)}
+            try:
+                return {"prompt": await self._backend.detokenize(body.model, body.tokens)}
+            except (InvalidRequest, ApiError) as error:
+                raise ApiError.of(renamed(describe(error), {"ids": "tokens"})) from None
 
         return await self._intake.answer(request, work)
 

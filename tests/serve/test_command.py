@@ -1,5 +1,6 @@
 """``aphoton serve``, as a program of its own."""
 
+import asyncio
 import re
 import signal
 import socket
@@ -43,6 +44,29 @@ async def test_serves_and_lets_the_last_stream_end() -> None:
             assert chunks[-1].usage is not None and chunks[-1].usage.completion_tokens == 1000
         await it.process.wait()
         assert "Traceback" not in it.text and "sk-very-secret" not in it.text
+
+
+@pytest.mark.parametrize("grace", ["0", "0.3"])
+async def test_who_outlasts_the_grace_is_told(grace: str) -> None:
+    own = ["m=random:tiny", "--grace", grace, "--host", "127.0.0.2"]
+    async with served(*own) as it:
+        url = await it.expect(RUNNING)
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as ai:
+            ask = {"model": "m", "prompt": "Hi", "max_tokens": 90_000, "extra_body": {"ignore_eos": True}}
+            stream = await ai.completions.create(**ask, stream=True)
+            await anext(stream)
+            whole = asyncio.create_task(ai.completions.create(**ask))
+            async with httpx.AsyncClient() as web:
+                while 'aphoton_requests_running{model="m"} 2.0' not in (await web.get(f"{url}/metrics")).text:
+                    pass
+            it.process.send_signal(signal.SIGTERM)
+            with pytest.raises(openai.APIError, match="the engine is not running"):
+                async for _ in stream:
+                    pass
+            with pytest.raises(openai.InternalServerError, match="the engine is not running"):
+                await whole
+        await it.process.wait()
+        assert "Traceback" not in it.text
 
 
 async def test_a_model_that_is_not_there() -> None:

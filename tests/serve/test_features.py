@@ -10,6 +10,8 @@ import pytest
 from engine.waiting import idle, until
 from serving import Served
 
+from aphoton import ConstraintFailed
+from aphoton.sampling.grammarmasker import GrammarMasker
 from aphoton_serve import sampling
 
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
@@ -103,6 +105,53 @@ async def test_echo(real: Served) -> None:
     assert scored.choices[0].text == "Once" and scored.choices[0].finish_reason == "length"
 
 
+async def test_offsets_of_characters_that_are_several_tokens(real: Served) -> None:
+    """Each byte is a token of this model."""
+    text = "A 😀 é B"
+    scored = await real.ai.completions.create(model="tiny", prompt=text, max_tokens=0, logprobs=1, echo=True)
+    logprobs = scored.choices[0].logprobs
+    assert logprobs is not None and logprobs.text_offset is not None
+    assert scored.choices[0].text == text
+    ends = [len(text.encode()[: i + 1].decode(errors="ignore")) for i in range(len(text.encode()))]
+    assert logprobs.text_offset == [0, *ends[:-1]]
+
+
+async def test_a_regex_that_gives_out(real: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once tokens have come: the client's own doing all the same."""
+    accept = GrammarMasker.accept
+
+    def give_out(self: GrammarMasker, token: int) -> bool:
+        if self._count == 3:
+            raise ConstraintFailed("regex", "no mask can be made any more: too many expressions")
+        return accept(self, token)
+
+    monkeypatch.setattr(GrammarMasker, "accept", give_out)
+    asks: dict[str, Any] = {"model": "talker", "max_tokens": 20, "extra_body": {"regex": "[a-z]+"}}
+    for create, prompt in (
+        (real.ai.completions.create, {"prompt": "Hi"}),
+        (real.ai.chat.completions.create, {"messages": [{"role": "user", "content": "Hi"}]}),
+    ):
+        with pytest.raises(openai.BadRequestError, match="no mask can be made") as wrong:
+            await create(**asks, **prompt)
+        assert wrong.value.param == "regex" and wrong.value.code == "constraint_failed"
+        with pytest.raises(openai.APIError, match="no mask can be made"):
+            async for _ in await create(**asks, **prompt, stream=True):
+                pass
+    await idle(real.engine("talker"))
+
+
+async def test_a_call_with_half_a_character(real: Served) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"a": "\\ud83d"}}</tool_call>'
+    done = await real.ai.chat.completions.create(
+        model="talker",
+        messages=[{"role": "user", "content": "Hi"}],
+        tools=[{"type": "function", "function": {"name": "f"}}],
+        extra_body={"choices": [call]},
+    )
+    (made,) = done.choices[0].message.tool_calls or ()
+    assert made.type == "function" and made.function.arguments == '{"a": "\\ud83d"}'
+
+
 async def test_bias_and_what_may_come(real: Served) -> None:
     ask: dict[str, Any] = {"model": "talker", "prompt": "Hi", "max_tokens": 6}
     (letter,) = await real.engine("talker").tokenize("z")
@@ -112,9 +161,10 @@ async def test_bias_and_what_may_come(real: Served) -> None:
     assert allowed.choices[0].text == "zzzzzz"
     matched = await real.ai.completions.create(**{**ask, "max_tokens": 20}, extra_body={"regex": "(ab|cd){3}"})
     assert len(matched.choices[0].text) == 6 and set(matched.choices[0].text) <= set("abcd")
-    with pytest.raises(openai.BadRequestError) as wrong:
-        await real.ai.completions.create(**ask, logit_bias={"999999": 1})
-    assert wrong.value.param == "logit_bias"
+    for key in ("999999", "1_0", " 5", "05", "\u0661", "-1", "x"):
+        with pytest.raises(openai.BadRequestError) as wrong:
+            await real.ai.completions.create(**ask, logit_bias={key: 1})
+        assert wrong.value.param == "logit_bias"
     repeated = await real.ai.completions.create(**ask, logit_bias={str(letter): 5}, temperature=0)
     varied = await real.ai.completions.create(
         **ask, logit_bias={str(letter): 5}, temperature=0, presence_penalty=2, frequency_penalty=2

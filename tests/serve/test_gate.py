@@ -167,7 +167,7 @@ async def test_cors(sims: None) -> None:
     preflight = {
         "origin": "https://example.org",
         "access-control-request-method": "POST",
-        "access-control-request-headers": "authorization,content-type",
+        "access-control-request-headers": "authorization,content-type,x-stainless-os",
     }
     async with serving(backend(), keys=KeyRing([SECRET])) as served:
         response = await served.web.options("/v1/chat/completions", headers=preflight)

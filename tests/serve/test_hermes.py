@@ -23,6 +23,16 @@ ANSWERS = {
     "<tool_call>not json</tool_call>": ["<tool_call>not json</tool_call>"],
     '<tool_call>{"name": 7}</tool_call>!': ['<tool_call>{"name": 7}</tool_call>!'],
     '<tool_call>{"name": "x", "arguments": [1]}': ['<tool_call>{"name": "x", "arguments": [1]}'],
+    '<tool_call>{"name": "x", "arguments": {"a": "\\ud83d", "b": "é"}}</tool_call>': [
+        ToolCall(name="x", arguments='{"a": "\\ud83d", "b": "\\u00e9"}')
+    ],
+    '<tool_call>{"name": "\\ud83d"}</tool_call>': ['<tool_call>{"name": "\\ud83d"}</tool_call>'],
+    '<tool_call>{"name": "x", "arguments": {"a": 1e999}}</tool_call>': [
+        '<tool_call>{"name": "x", "arguments": {"a": 1e999}}</tool_call>'
+    ],
+    '<tool_call>{"name": "x", "arguments": {"a": NaN}}</tool_call>': [
+        '<tool_call>{"name": "x", "arguments": {"a": NaN}}</tool_call>'
+    ],
     "<tool_call>" + "[" * 100_000: ["<tool_call>" + "[" * 100_000],
 }
 

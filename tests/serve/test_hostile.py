@@ -189,7 +189,7 @@ REFUSED: list[tuple[tuple[str, bytes], int, str | None, str]] = [
     # the others
     (other("/tokenize"), 400, "prompt", "Missing"),
     (other("/tokenize", prompt=7), 400, "prompt", "Expected `str`"),
-    (other("/detokenize", tokens=[-1]), 400, "ids", "token ids must be"),
+    (other("/detokenize", tokens=[-1]), 400, "tokens", "token ids must be"),
     (other("/detokenize", tokens="x"), 400, "tokens", "Expected `array`"),
     (other(EMBED, input="Hi"), 400, "model", "makes no embeddings"),
     (other(EMBED), 400, "input", "Missing"),

@@ -1,6 +1,7 @@
 """Clients that go, queues that are full, and time that runs out."""
 
 import asyncio
+import logging
 import random
 from contextlib import suppress
 from typing import Any
@@ -151,6 +152,18 @@ async def test_a_body_that_does_not_come(sims: None) -> None:
         writer.write(f"POST /tokenize HTTP/1.1\r\n{HEAD}Content-Length: 9\r\n\r\n{{".encode())
         assert b"408" in await reader.readline()
         writer.close()
+
+
+async def test_a_client_that_goes_while_it_sends(hello: Served, caplog: pytest.LogCaptureFixture) -> None:
+    """Nobody's fault: one line says so."""
+    caplog.set_level(logging.INFO, "aphoton.serve")
+    _, writer = await asyncio.open_connection("127.0.0.1", hello.port)
+    writer.write(f"POST /tokenize HTTP/1.1\r\n{HEAD}Content-Length: 50\r\n\r\n{{".encode())
+    await writer.drain()
+    writer.close()
+    await until(lambda: any("/tokenize" in record.getMessage() for record in caplog.records))
+    (line,) = caplog.records
+    assert " 499 " in line.getMessage() and line.exc_info is None
 
 
 async def test_an_engine_that_is_stuck(sims: None) -> None:

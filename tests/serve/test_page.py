@@ -103,6 +103,15 @@ async def test_stop_ends_the_request(tab: Tab, served: Served) -> None:
     await tab.until("rate.textContent === '0 tok/s'")
 
 
+async def test_a_new_chat_during_an_answer_is_empty(tab: Tab, served: Served) -> None:
+    await ask(tab, "endless", "Sing")
+    await tab.until("document.querySelector('.turn.model')?.textContent.startsWith('la la ')")
+    await tab.click("#clear")
+    await tab.until("$('stop').disabled && !$('send').disabled")
+    assert await tab.run("messages.length") == 0
+    await until(lambda: not served.engine("endless").stats().running)
+
+
 async def test_an_answer_is_text(tab: Tab) -> None:
     await ask(tab, "markup", "<i>Hi</i>")
     await tab.until("document.querySelector('.turn.model')?.textContent && $('stop').disabled")
