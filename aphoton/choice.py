@@ -144,9 +144,9 @@ class Choice:
 
     def _prompt_logprobs(self, top: int) -> tuple[TokenLogprob | None, ...]:
         sequence = self._scored
-        scores = sequence.prompt_scores.read()
-        if sequence.prompt_logprobs != top:  # echo and prompt_logprobs may ask for different numbers of alternatives
-            scores = [TokenLogprob(token_id=s.token_id, logprob=s.logprob, top=s.top[:top]) for s in scores]
+        # echo and prompt_logprobs may ask for different numbers of alternatives
+        whole = sequence.prompt_logprobs == top
+        scores = sequence.prompt_scores.read() if whole else sequence.prompt_scores.read_short(top)
         return (None, *scores, *[None] * (len(sequence.prompt) - 1 - len(scores)))
 
     def _first_piece(self, text: str, tokens: Many[int], logprobs: Logprobs, *, last: bool) -> Piece:

@@ -98,6 +98,7 @@ async def _serve(
     import uvicorn
 
     from aphoton_serve.local import LocalBackend
+    from aphoton_serve.patience import impatient
     from aphoton_serve.service import make_app
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
@@ -108,6 +109,7 @@ async def _serve(
             make_app(backend, service, keys=keys),
             host=host,
             port=port,
+            http=impatient(service.body_timeout),
             access_log=False,  # the gate writes a line for each request
             log_config=None,
             server_header=False,

@@ -16,11 +16,12 @@ class Logprobs:
     once: an entry with many alternatives takes far longer to make than to copy.
     """
 
-    __slots__ = ("_count", "_made", "_new")
+    __slots__ = ("_count", "_made", "_new", "_short")
 
     def __init__(self) -> None:
         self._count = 0
         self._made: list[TokenLogprob] = []
+        self._short: dict[int, list[TokenLogprob]] = {}
         self._new: list[tuple[list[int], list[float], Ints | None, Floats | None]] = []
 
     def __len__(self) -> int:
@@ -47,3 +48,9 @@ class Logprobs:
             self._made += [TokenLogprob(token_id=token, logprob=value, top=top) for token, value, top in entries]
         self._new.clear()
         return self._made
+
+    def read_short(self, top: int) -> list[TokenLogprob]:
+        """`read`, with no more than ``top`` alternatives each."""
+        made, short = self.read(), self._short.setdefault(top, [])
+        short += [TokenLogprob(token_id=s.token_id, logprob=s.logprob, top=s.top[:top]) for s in made[len(short) :]]
+        return short

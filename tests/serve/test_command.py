@@ -69,6 +69,25 @@ async def test_who_outlasts_the_grace_is_told(grace: str) -> None:
         assert "Traceback" not in it.text
 
 
+async def test_whoever_does_not_say_what_they_want_is_hung_up_on() -> None:
+    """At once, with half a head, behind a request that was answered; and not while a request is answered."""
+    async with served("m=random:tiny", "--body-timeout", "0.5") as it:
+        url = httpx.URL(await it.expect(RUNNING))
+        head = f"GET /health HTTP/1.1\r\nHost: {url.host}\r\n"
+        for said, answers in (("", 0), (head, 0), (f"{head}\r\n{head}", 1)):
+            reader, writer = await asyncio.open_connection(url.host, url.port)
+            writer.write(said.encode())
+            assert (await reader.read()).count(b"200 OK") == answers
+            writer.close()
+        async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="unused", max_retries=0) as ai:
+            stream = await ai.completions.create(
+                model="m", prompt="Hi", max_tokens=1500, stream=True, extra_body={"ignore_eos": True}
+            )
+            begun = asyncio.get_running_loop().time()
+            parts = [chunk.choices[0].finish_reason async for chunk in stream]
+            assert parts[-1] == "length" and asyncio.get_running_loop().time() > begun + 0.5
+
+
 async def test_a_model_that_is_not_there() -> None:
     async with served("no-such-model") as it:
         with pytest.raises(EndOfStream):

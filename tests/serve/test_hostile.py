@@ -45,7 +45,7 @@ REFUSED: list[tuple[tuple[str, bytes], int, str | None, str]] = [
     ((CHAT, b'{"model":"\xff"}'), 400, None, "not valid JSON"),
     ((CHAT, b'{"model":"hello","messages":[{}],"temperature":NaN}'), 400, None, "not valid JSON"),
     ((CHAT, b'{"model":"hello","messages":[{"role":"user","content":"\\ud800"}]}'), 400, None, "not valid JSON"),
-    ((CHAT, deep(100_000)), 400, None, "nested too deeply"),
+    ((CHAT, deep(90_000)), 400, None, "nested too deeply"),
     ((CHAT, b"{}"), 400, "model", "Missing required argument: model"),
     ((CHAT, b'{"model":"hello"}'), 400, "messages", "Missing required argument: messages"),
     ((TEXT, b'{"model":"hello"}'), 400, "prompt", "Missing required argument: prompt"),
@@ -185,6 +185,12 @@ REFUSED: list[tuple[tuple[str, bytes], int, str | None, str]] = [
         400,
         "response_format.json_schema.schema",
         "Missing",
+    ),
+    (
+        ("/v1/completions", b'{"model": "hello", "prompt": [' + b"[]," * 100_000 + b"[]]}"),
+        413,
+        None,
+        "more than 100000 lists",
     ),
     # the others
     (other("/tokenize"), 400, "prompt", "Missing"),
