@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 __all__ = ["serve"]
 
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "[::1]")
-LAST_WORD = 5.0
-"""Seconds, after their grace, in which requests are told of their end."""
 
 
 @options(ServiceSettings, "service", panel="Service")
@@ -100,6 +98,7 @@ async def _serve(
     from aphoton_serve.local import LocalBackend
     from aphoton_serve.patience import impatient
     from aphoton_serve.service import make_app
+    from aphoton_serve.sse import LAST_WORD
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with FetchBar() as bar:

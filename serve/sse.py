@@ -15,7 +15,7 @@ from aphoton_serve.attendance import ClientGone, attended
 from aphoton_serve.errors import ApiError, describe, problem_response
 from aphoton_serve.protocol_responses import encode
 
-__all__ = ["Emit", "EventStream", "timed_out"]
+__all__ = ["LAST_WORD", "Emit", "EventStream", "timed_out"]
 
 Emit = Callable[[Any], Awaitable[None]]
 """Sends a body as an event."""

@@ -123,8 +123,10 @@ class GrammarCompiler:
                 check_schema(json.loads(grammar.text))
             elif grammar.kind == "grammar":
                 check_lark(grammar.text)
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise InvalidRequest(field, str(error)) from None
+        except RecursionError:
+            raise InvalidRequest(field, "is nested too deeply, or refers too far") from None
         matcher = LLMatcher(self.vocabulary.tokenizer, source, log_level=0, limits=LIMITS)
         if matcher.is_error():
             raise InvalidRequest(field, _reason(matcher.get_error()))
