@@ -10,6 +10,7 @@ from aphoton.scheduler.latework import LateWork
 from aphoton.scheduler.scheduler import Scheduler
 from aphoton.scheduler.slot import Slot
 from aphoton.scheduler.step import Step
+from aphoton.turns import let_go_first
 
 __all__ = ["Pipeline"]
 
@@ -71,7 +72,7 @@ class Pipeline:
         """One turn: launch, commit what came before, finalize the sampling of what was launched."""
         if self.inflight and self.inflight[-1].prompts:
             # A step with prompts takes the device a while: whoever has just got a token goes first.
-            await asyncio.sleep(0)
+            await let_go_first()
         step = self._launch()
         if step is None and not self.inflight:
             # It would tick for ever and hold the loop: better dead, with a reason.

@@ -1,6 +1,5 @@
 """`CudaDevice`: steps on one GPU."""
 
-import asyncio
 import contextlib
 import time
 from collections import deque
@@ -32,6 +31,7 @@ from aphoton.models.fused import Activations, FusedDecoder, MixedInput, RowState
 from aphoton.models.step import StepInput
 from aphoton.sampling.params import MAX_LOGPROBS
 from aphoton.sampling.scorer import Scorer
+from aphoton.turns import let_go_first
 
 if TYPE_CHECKING:  # it brings FlashInfer, which the torch kernels do without
     from aphoton.attention.flashinfer import PrefillPlanner
@@ -168,7 +168,7 @@ class CudaDevice:
         batch, events = state.batch, state.events
         assert batch is not None and events is not None
         while self._pending:
-            await asyncio.sleep(0)
+            await let_go_first()
             self._go_on()
         # It is next from when the step before it ended, or else from when it was launched.
         since = max(state.launched_at, self._ended)
