@@ -9,7 +9,6 @@ import ipaddress
 import math
 import socket
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,6 +16,7 @@ import anyio
 import typer
 
 from aphoton import EngineConfig, InvalidRequest
+from aphoton.checks import check_float
 from aphoton.cli.generate import MODEL_HELP
 from aphoton.cli.missing import load_extra
 from aphoton.cli.options import options
@@ -59,6 +59,7 @@ def serve(
     load_extra("prometheus_client", "serve")
     from aphoton_serve.keys import read_keys
 
+    check_float("grace", grace, 0.0, 1e6)
     models = names_of(model)
     keys = read_keys(api_keys_file)
     local = _is_loopback(host)
@@ -118,8 +119,13 @@ async def _serve(
         class Server(uvicorn.Server):
             async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
                 """Requests that outlast their grace end with an error that says so, and not with the connection."""
+
+                async def end_them() -> None:
+                    await anyio.sleep(grace)
+                    await backend.aclose()
+
                 async with anyio.create_task_group() as group:
-                    group.start_soon(partial(backend.aclose, drain=grace))
+                    group.start_soon(end_them)
                     await super().shutdown(sockets)
                     group.cancel_scope.cancel()  # nobody is left, or somebody is in a hurry
 

@@ -116,10 +116,8 @@ def _read_call(text: str) -> ToolCall | None:
     arguments = call.get("arguments", call.get("parameters", {}))
     if not isinstance(arguments, dict):
         return None
-    written = json.dumps(arguments, ensure_ascii=False)
-    if not _is_unicode(written):  # an escape for half a character, which stays one
-        written = json.dumps(arguments)
-    return ToolCall(name=call["name"], arguments=written) if _is_unicode(call["name"]) else None
+    name, written = _whole(call["name"]), _whole(json.dumps(arguments, ensure_ascii=False))
+    return ToolCall(name=name, arguments=written)
 
 
 def _no_number(text: str) -> NoReturn:
@@ -131,12 +129,9 @@ def _finite(text: str) -> float:
     return number if math.isfinite(number) else _no_number(text)
 
 
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
+def _whole(text: str) -> str:
+    """With U+FFFD for half a character, which JSON can escape and no message can have."""
+    return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -69,6 +69,29 @@ async def test_who_outlasts_the_grace_is_told(grace: str) -> None:
         assert "Traceback" not in it.text
 
 
+async def test_whoever_is_there_at_the_end_has_an_answer() -> None:
+    """A crowd that is done at the same time, and somebody whose request has not come yet."""
+    async with served("m=random:tiny", "--max-rows", "32") as it:
+        url = httpx.URL(await it.expect(RUNNING))
+        body = b'{"model": "m", "prompt": "Hi", "max_tokens": 3}'
+        reader, writer = await asyncio.open_connection(url.host, url.port)
+        writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n")
+        writer.write(b"Content-Length: %d\r\n\r\n" % len(body) + body[:9])
+        ask = {"model": "m", "prompt": "Hi", "max_tokens": 400, "ignore_eos": True, "logprobs": 2}
+        async with httpx.AsyncClient(base_url=url, timeout=60, limits=httpx.Limits(max_connections=None)) as web:
+            asking = [asyncio.create_task(web.post("/v1/completions", json=ask)) for _ in range(32)]
+            while 'aphoton_requests_running{model="m"} 32.0' not in (await web.get("/metrics")).text:
+                pass
+            it.process.send_signal(signal.SIGTERM)
+            await it.expect(re.compile("(Shutting down)"))
+            writer.write(body[9:])
+            assert b"200 OK" in await reader.read()
+            writer.close()
+            assert {(await each).status_code for each in asking} == {200}
+        await it.process.wait()
+        assert "Traceback" not in it.text
+
+
 async def test_whoever_does_not_say_what_they_want_is_hung_up_on() -> None:
     """At once, with half a head, behind a request that was answered; and not while a request is answered."""
     async with served("m=random:tiny", "--body-timeout", "0.5") as it:
@@ -101,6 +124,7 @@ def test_what_cannot_be_is_refused_before_anything_is_loaded() -> None:
         (["a=x", "a=y"], "two are named 'a'"),
         (["=x"], "must be NAME=MODEL"),
         (["x", "--max-rows", "0"], "max_rows: must be from 1"),
+        (["x", "--grace", "1e7"], "grace: must be in"),
         (["x", "--request-timeout", "0"], "request_timeout: must be in"),
         (["x", "--api-keys-file", "/no/such/file"], "/no/such/file: No such file"),
         (["x", "--ray", "--port", "0"], "there is no file or folder 'x'"),

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import threading
+from functools import partial
 from typing import Any
 
 import openai
@@ -142,14 +143,16 @@ async def test_a_regex_that_gives_out(real: Served, monkeypatch: pytest.MonkeyPa
 
 async def test_a_call_with_half_a_character(real: Served) -> None:
     call = '<tool_call>{"name": "f", "arguments": {"a": "\\ud83d"}}</tool_call>'
-    done = await real.ai.chat.completions.create(
-        model="talker",
-        messages=[{"role": "user", "content": "Hi"}],
-        tools=[{"type": "function", "function": {"name": "f"}}],
-        extra_body={"choices": [call]},
+    asked: Any = {"role": "user", "content": "Hi"}
+    create = partial(
+        real.ai.chat.completions.create, model="talker", tools=[{"type": "function", "function": {"name": "f"}}]
     )
+    done = await create(messages=[asked], extra_body={"choices": [call]})
     (made,) = done.choices[0].message.tool_calls or ()
-    assert made.type == "function" and made.function.arguments == '{"a": "\\ud83d"}'
+    assert made.type == "function" and made.function.arguments == '{"a": "\ufffd"}'
+    said: Any = done.choices[0].message.model_dump(exclude_none=True)
+    result: Any = {"role": "tool", "tool_call_id": made.id, "content": "7"}
+    assert await create(messages=[asked, said, result], max_tokens=1)
 
 
 async def test_bias_and_what_may_come(real: Served) -> None:

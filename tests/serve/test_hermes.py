@@ -24,9 +24,12 @@ ANSWERS = {
     '<tool_call>{"name": 7}</tool_call>!': ['<tool_call>{"name": 7}</tool_call>!'],
     '<tool_call>{"name": "x", "arguments": [1]}': ['<tool_call>{"name": "x", "arguments": [1]}'],
     '<tool_call>{"name": "x", "arguments": {"a": "\\ud83d", "b": "é"}}</tool_call>': [
-        ToolCall(name="x", arguments='{"a": "\\ud83d", "b": "\\u00e9"}')
+        ToolCall(name="x", arguments='{"a": "\ufffd", "b": "é"}')
     ],
-    '<tool_call>{"name": "\\ud83d"}</tool_call>': ['<tool_call>{"name": "\\ud83d"}</tool_call>'],
+    '<tool_call>{"name": "\\ud83d"}</tool_call>': [ToolCall(name="\ufffd", arguments="{}")],
+    '<tool_call>{"name": "x", "arguments": {"a": "\\ud83d\\ude00"}}</tool_call>': [
+        ToolCall(name="x", arguments='{"a": "\U0001f600"}')
+    ],
     '<tool_call>{"name": "x", "arguments": {"a": 1e999}}</tool_call>': [
         '<tool_call>{"name": "x", "arguments": {"a": 1e999}}</tool_call>'
     ],

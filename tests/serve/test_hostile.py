@@ -190,7 +190,7 @@ REFUSED: list[tuple[tuple[str, bytes], int, str | None, str]] = [
         ("/v1/completions", b'{"model": "hello", "prompt": [' + b"[]," * 100_000 + b"[]]}"),
         413,
         None,
-        "more than 100000 lists",
+        "more than 100000 brackets",
     ),
     # the others
     (other("/tokenize"), 400, "prompt", "Missing"),
