@@ -6,10 +6,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
 
-import anyio.to_thread
-
 from aphoton.errors import InvalidRequest
-from aphoton.offloop import off_loop
+from aphoton.offloop import in_thread, off_loop
 from aphoton.sampling import (
     AllowedTokens,
     BadWords,
@@ -58,9 +56,7 @@ class Constraints:
             compiled = await compiler.compile(grammar)
         words: set[tuple[int, ...]] = set()
         if params.bad_words:
-            words = await anyio.to_thread.run_sync(
-                _runs, params.bad_words, tokenizer, vocab_size, abandon_on_cancel=True
-            )
+            words = await in_thread(partial(_runs, params.bad_words, tokenizer, vocab_size))
         allowed = params.allowed_token_ids
         banned = tuple(sorted(run[0] for run in words if len(run) == 1))
         if len(banned) == vocab_size or (allowed is not None and set(banned).issuperset(allowed)):
@@ -69,10 +65,10 @@ class Constraints:
         masked = grammar is not None or len(words) > len(banned) or (bool(words) and params.processor is not None)
         runs = only = None
         if words and masked:
-            runs = await anyio.to_thread.run_sync(BadWords, sorted(words), vocab_size, abandon_on_cancel=True)
+            runs = await in_thread(partial(BadWords, sorted(words), vocab_size))
         if allowed is not None and masked:  # the mask stands in its place
             known = allowed[: bisect_left(allowed, vocab_size)]  # with others it will be refused
-            only = await anyio.to_thread.run_sync(AllowedTokens, known, vocab_size, abandon_on_cancel=True)
+            only = await in_thread(partial(AllowedTokens, known, vocab_size))
         return cls(grammar=grammar, compiled=compiled, banned=banned, masked=masked, runs=runs, allowed=only)
 
     def masker(self, *, min_tokens: int, ends: Iterable[int]) -> Masker | None:

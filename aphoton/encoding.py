@@ -3,12 +3,11 @@
 from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any
 
-import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
 from aphoton.errors import InvalidRequest
-from aphoton.offloop import off_loop
+from aphoton.offloop import in_thread, off_loop
 from aphoton.text import ChatTemplate, Tokenizer
 from aphoton.text.tokenizer import check_unicode
 
@@ -64,7 +63,7 @@ async def encode_chat(
         return ids if [i for i in ids if i in special] == [i for i in safe if i in special] else safe
 
     # However short: a template is a program, and takes what time it likes.
-    return np.array(await anyio.to_thread.run_sync(encode, abandon_on_cancel=True), np.int32)
+    return np.array(await in_thread(encode), np.int32)
 
 
 def check_ids(field: str, ids: Iterable[int], vocab_size: int, *, wanted: str = "a list of token ids") -> Ids:

@@ -6,6 +6,7 @@ import os
 import random
 from collections.abc import Awaitable, Callable, Mapping
 from collections.abc import Sequence as Many
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar
 
@@ -107,11 +108,15 @@ class Engine:
         :raises EngineClosed: when the engine has been started before.
         """
         if self._state != "new":
-            raise EngineClosed("an engine is started once: make another one")
+            state = "closed" if self._state == "closed" else "started once"
+            raise EngineClosed(f"an engine that is {state} is not started again: make another one")
         self._state = "starting"
         self._loop = asyncio.get_running_loop()
         loading = self._loading = self._loop.create_task(
-            anyio.to_thread.run_sync(load, self._model, self.config, self._progress, lambda: self._state != "starting")
+            anyio.to_thread.run_sync(
+                partial(load, self._model, self.config, self._progress, lambda: self._state != "starting"),
+                limiter=anyio.CapacityLimiter(1),  # of its own: the app's threads may all wait for the engine
+            )
         )
         loading.add_done_callback(self._end_loading)
         try:

@@ -5,14 +5,17 @@ Each test blocks the slow part until the loop lets it go on: were it done on the
 
 import asyncio
 import threading
+from functools import partial
 from typing import Any
 
+import anyio.from_thread
+import anyio.to_thread
 import pytest
 from engine.machines import Counting, Gate, machine
 from engine.waiting import until
 
 import aphoton.engine
-from aphoton import Engine, SimModel
+from aphoton import Completion, Engine, SimModel
 from aphoton.loader import Loaded, load
 from aphoton.text import ChatTemplate
 
@@ -109,3 +112,36 @@ async def test_the_loop_turns_while_the_device_works(monkeypatch: pytest.MonkeyP
         assert model.hold is not None
         model.hold.set()
         assert (await task).token_ids == (2, 3, 4)
+
+
+async def test_the_app_may_need_all_its_threads() -> None:
+    """Forty functions in threads, as many as anyio gives an app, wait for the engine; whatever needs a thread to be
+    asked for has one all the same."""
+    waiting: list[asyncio.Future[Completion]] = []
+    asked: list[dict[str, Any]] = [
+        {"prompt": "word " * 200},
+        {"prompt": "a", "bad_words": ["bb"]},
+        {"prompt": "a", "json_schema": {"type": "object", "properties": {"a" * 1_000: {"type": "null"}}}},
+        {"prompt": "a", "stop": ["b" * 1_000]},
+    ]
+    async with Engine(SimModel(), device="sim") as engine:
+
+        def endpoint(k: int) -> Completion:
+            return anyio.from_thread.run(partial(engine.generate, **asked[k % 4], max_tokens=4))
+
+        waiting += [asyncio.ensure_future(anyio.to_thread.run_sync(endpoint, k)) for k in range(40)]
+        assert all(done.finish_reason in ("length", "stop") for done in await asyncio.gather(*waiting))
+
+
+async def test_an_app_whose_threads_are_taken_starts_an_engine() -> None:
+    engine = Engine(SimModel(), device="sim")
+    go = threading.Event()
+
+    def hold() -> None:
+        assert go.wait(60)
+
+    taken = [asyncio.ensure_future(anyio.to_thread.run_sync(hold)) for _ in range(40)]
+    await engine.start()
+    await engine.aclose()
+    go.set()
+    await asyncio.gather(*taken)
