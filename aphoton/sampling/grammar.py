@@ -9,7 +9,15 @@ import msgspec
 
 from aphoton.checks import shown
 from aphoton.errors import InvalidRequest
-from aphoton.sampling.schema import MAX_TEXT, Schema, check_schema, merge_tagged, schema_text, type_schema
+from aphoton.sampling.schema import (
+    MAX_TEXT,
+    Schema,
+    check_schema,
+    lark_schemas,
+    merge_tagged,
+    schema_text,
+    type_schema,
+)
 
 __all__ = ["Grammar", "GrammarKind"]
 
@@ -162,14 +170,8 @@ def _from_lark(text: Any) -> Grammar:
     for attributes in re.findall(r"^[ \t]*[?!]?\w+[ \t]*\[([^\]]*)\]", text, re.MULTILINE):
         if idle := re.search(r"\b(temperature|capture)\b|\bstop[ \t]*=[ \t]*\"\"", attributes):
             raise InvalidRequest("grammar", f"the attribute {idle[0]} is not supported")
-    for place in range(len(text)):
-        if text.startswith("%json", place):
-            try:
-                schema, _ = json.JSONDecoder().raw_decode(text[place + 5 :].lstrip())
-            except (ValueError, RecursionError):
-                continue  # the compiler says what is wrong, and where
-            if isinstance(schema, dict):
-                check_schema(schema, field="grammar")
+    for schema in lark_schemas(text):
+        check_schema(schema, field="grammar")
     return Grammar(kind="grammar", text=text)
 
 

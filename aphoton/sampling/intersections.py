@@ -1,8 +1,8 @@
 """What is asked of one value at the same time, and limits of that.
 
-llguidance bounds what a grammar costs, but for two things: it goes through the states of the automata of a number's
-divisors, whose product is their number, and a step of the automata of a text's patterns can take two to the power of
-their number.
+llguidance bounds what a grammar costs, but for some things: it goes through the states of the automata of a number's
+divisors, whose product is their number; a step of the automata of a text's patterns can take two to the power of their
+number; and it compares the patterns of properties with each other.
 """
 
 import json
@@ -11,25 +11,35 @@ from collections.abc import Iterable, Iterator
 from decimal import Decimal
 from math import lcm
 from typing import Any, NamedTuple
+from urllib.parse import unquote
 
-from aphoton.sampling.schema import resolve
+from aphoton.sampling.schema import lark_schemas, resolve
 
 __all__ = ["check_lark", "check_schema"]
 
 MAX_DIVISOR = 100_000
 """States of an automaton that divides: they take 0.5 s."""
+MAX_DIVISORS = 200_000
+"""The same of all together."""
 MAX_PATTERNS = 8
 """That a text must match."""
-MAX_INTERSECTIONS = 3
+MAX_INTERSECTIONS = MAX_PATTERNS - 1
 """`&` in a Lark grammar."""
-MAX_NAMES = 1_000_000
+MAX_TEXTS = 64
+"""Of different patterns that are told apart."""
+MAX_NAMED = 64
+"""``patternProperties``: a hundred took 3 s."""
+MAX_NAMES = 300_000
 """Of properties of schemas that come together, counted wherever they do."""
 MAX_ROUNDS = 10
 """Of reading a schema that refers to itself, until nothing new is found."""
-HUGE = 10**20
+HUGE = 10**40 + 1
 
-MARKS = re.compile(r'"(?:\\.|[^"\\\n])*"|/(?:\\.|[^/\\\n])+/|//[^\n]*|<[^>\n]*>|#[^\n]*|(?P<json>%json\s*)|(?P<and>&)')
-"""In a Lark grammar; and texts, patterns, comments and special tokens, in which they are none."""
+MARKS = re.compile(
+    r'"(?:\\.|[^"\\])*+"?|//[^\n]*|/(?:\\.|[^/\\])*+/?|#[^\n]*|<[^<>\s]*>?|(?P<json>%json\s*)|(?P<and>&)', re.DOTALL
+)
+"""In a Lark grammar; and texts, patterns, comments and special tokens, in which they are none. Each of those matches,
+closed or not, so that nothing is looked at twice."""
 
 
 def check_lark(text: str) -> None:
@@ -42,27 +52,46 @@ def check_lark(text: str) -> None:
             count += 1
         elif match["json"]:
             try:
-                schema, at = json.JSONDecoder().raw_decode(text, at)
+                _, at = json.JSONDecoder().raw_decode(text, at)
             except ValueError as error:
                 raise ValueError(f"%json is not followed by JSON: {error}") from None
-            check_schema(schema)
     if count > MAX_INTERSECTIONS:
         raise ValueError(f"has {count} intersections (&): there may be {MAX_INTERSECTIONS}")
+    _check(lark_schemas(text))
 
 
 def check_schema(schema: Any) -> None:
     """:raises ValueError: for a JSON schema in which too much is asked of a value."""
-    reading = _Reading(schema)
-    for _ in range(MAX_ROUNDS):
-        if not reading.find_more():
-            return
-    raise ValueError("refers to itself in a way that asks more of one value each time")
+    _check([schema])
+
+
+def _check(schemas: Iterable[Any]) -> None:
+    divisors: set[int] = set()
+    named = 0
+    for schema in schemas:
+        reading = _Reading(schema)
+        if all(reading.find_more() for _ in range(MAX_ROUNDS)):
+            raise ValueError("refers to itself in a way that asks more of one value each time")
+        divisors |= reading.divisors
+        named += sum(len(list(_values(part.get("patternProperties")))) for part in _parts(schema))
+    if sum(divisors) > MAX_DIVISORS:
+        raise ValueError(
+            f"multipleOf: all together are over {MAX_DIVISORS}, in digits of the numbers before their zeros"
+        )
+    if named > MAX_NAMED:
+        raise ValueError(f"has {named} patternProperties: {MAX_NAMED} is the limit")
 
 
 class Asked(NamedTuple):
-    """Of one value: how many patterns it must match, and what it must be a multiple of, ``digits / 10**places``."""
+    """Of one value.
+
+    :ivar patterns: how many it must match, at most.
+    :ivar texts: those, and all that it may have to match instead; None: too many to tell apart.
+    :ivar digits: it must be a multiple of ``digits / 10**places``.
+    """
 
     patterns: int = 0
+    texts: frozenset[str] | None = frozenset()
     digits: int = 1
     places: int = 0
 
@@ -92,6 +121,8 @@ class _Reading:
         self._read: set[int] = set()
         self._circles = self._news = False
         self._names = 0
+        self.divisors: set[int] = set()
+        """States of the automaton of each number that divides."""
 
     def find_more(self) -> bool:
         """Read it once. Whether there may be more to find.
@@ -100,7 +131,6 @@ class _Reading:
         """
         self._read.clear()
         self._circles = self._news = False
-        self._names = 0
         self._asking(self._root)
         return self._circles and self._news
 
@@ -122,17 +152,27 @@ class _Reading:
 
     def _own(self, part: dict[str, Any]) -> Asking:
         """By what the schema says itself."""
-        patterns = sum(isinstance(part.get(name), str) for name in ("pattern", "format"))
+        texts = frozenset(f"{name} {part[name]}" for name in ("pattern", "format") if isinstance(part.get(name), str))
         matching = self._in(_values(part.get("patternProperties")))
         own = {
-            SELF: _together([Asked(patterns), _divisor(part.get("multipleOf"))]),
+            SELF: _together([Asked(len(texts), texts), self._divisor(part.get("multipleOf"))]),
             ITEMS: self._in(part[name] for name in ("items", "additionalItems", "prefixItems") if name in part),
             OTHERS: _either([matching, self._in([part.get("additionalProperties")])]),
         }
-        own = {name: asked for name, asked in own.items() if asked != NOTHING}
         if isinstance(properties := part.get("properties"), dict):
             own |= {f".{name}": _together([self._in([value]), matching]) for name, value in properties.items()}
-        return own
+        return {name: asked for name, asked in own.items() if asked != NOTHING}
+
+    def _divisor(self, value: Any) -> Asked:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 1e-20 < value < 1e20:
+            return NOTHING
+        number = Decimal(str(value))
+        places = max(-int(number.normalize().as_tuple().exponent), 0)
+        digits = int(number.scaleb(places))
+        if (states := _states(digits)) > MAX_DIVISOR:
+            raise ValueError(f"multipleOf: {value} is over {MAX_DIVISOR}, in digits of the number before its zeros")
+        self.divisors.add(states)
+        return Asked(digits=digits, places=places)
 
     def _others(self, part: dict[str, Any]) -> Iterator[Asking]:
         """By what the schema says that others say of the same value."""
@@ -142,15 +182,18 @@ class _Reading:
             yield self._alternatives([self._asking(one) for one in _values(part.get(name))])
         if isinstance(ref := part.get("$ref"), str):
             target = resolve(self._root, ref)
-            for one in self._anchored(ref[1:]) if target is None else [target]:
-                yield self._asking(one)
+            targets = self._anchored(unquote(ref[1:])) if target is None else [target]
+            if not all(isinstance(one, dict | bool) for one in targets or [None]):
+                raise ValueError(f"keyword $ref names nothing in the schema: {ref!r:.200}")
+            yield from map(self._asking, targets)
 
     def _anchored(self, name: str) -> list[dict[str, Any]]:
         if self._anchors is None:
             self._anchors = {}
             for part in _parts(self._root):
-                if isinstance(anchor := part.get("$anchor"), str):
-                    self._anchors.setdefault(anchor, []).append(part)
+                for anchor in (part.get("$anchor"), part.get("id")):  # the latter with a # in draft 4
+                    if isinstance(anchor, str):
+                        self._anchors.setdefault(anchor.removeprefix("#"), []).append(part)
         return self._anchors.get(name, [])
 
     def _in(self, parts: Iterable[Any]) -> Asked:
@@ -197,7 +240,7 @@ def _either(asked: Iterable[Asked]) -> Asked:
     every = [one for one in asked if one != NOTHING]
     if len(every) < 2:
         return every[0] if every else NOTHING
-    return Asked(max(one.patterns for one in every), *_common(every))
+    return Asked(max(one.patterns for one in every), _texts(every), *_common(every))
 
 
 def _together(asked: Iterable[Asked]) -> Asked:
@@ -208,21 +251,30 @@ def _together(asked: Iterable[Asked]) -> Asked:
     every = [one for one in asked if one != NOTHING]
     if len(every) < 2:
         return every[0] if every else NOTHING
-    patterns = sum(one.patterns for one in every)
+    patterns, texts = sum(one.patterns for one in every), _texts(every)
+    if texts is not None:
+        patterns = min(patterns, len(texts))  # the same again is nothing more
     if patterns > MAX_PATTERNS:
         raise ValueError(f"asks one text to match {patterns} patterns and formats: {MAX_PATTERNS} is the limit")
     _check_divisors(every)
-    return Asked(patterns, *_common(every))
+    return Asked(patterns, texts, *_common(every))
+
+
+def _texts(asked: list[Asked]) -> frozenset[str] | None:
+    texts: frozenset[str] = frozenset()
+    for one in asked:
+        if one.texts is None or len(texts := texts | one.texts) > MAX_TEXTS:
+            return None
+    return texts
 
 
 def _check_divisors(asked: Iterable[Asked]) -> None:
     """:raises ValueError: when more than one divides, and all of them together have too many states."""
     every = [one for one in asked if one.digits > 1 or one.places > 0]
-    digits = _common(every)[0] if len(every) > 1 else 1
-    if digits > MAX_DIVISOR:
+    if len(every) > 1 and _states(_common(every)[0]) > MAX_DIVISOR:
         raise ValueError(
-            f"multipleOf: {digits if digits < HUGE else 'the'} least common multiple of what one value may be a "
-            f"multiple of is over {MAX_DIVISOR}"
+            f"multipleOf: the least common multiple of what one value may be a multiple of is over {MAX_DIVISOR}, in "
+            "digits before its zeros"
         )
 
 
@@ -236,15 +288,11 @@ def _common(asked: list[Asked]) -> tuple[int, int]:
     return digits, places
 
 
-def _divisor(value: Any) -> Asked:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not 1e-20 < value < 1e20:
-        return NOTHING
-    number = Decimal(str(value))
-    places = max(-int(number.normalize().as_tuple().exponent), 0)
-    digits = int(number.scaleb(places))
-    if digits > MAX_DIVISOR:
-        raise ValueError(f"multipleOf: {value} is over {MAX_DIVISOR}, in digits of the number")
-    return Asked(digits=digits, places=places)
+def _states(digits: int) -> int:
+    """Of the automaton that divides by them: zeros at the end cost next to nothing."""
+    while digits % 10 == 0:
+        digits //= 10
+    return digits
 
 
 def _values(part: Any) -> Iterable[Any]:

@@ -1,14 +1,14 @@
 """JSON schemas: made from types, and checked before they are compiled."""
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-import msgspec
-
 from aphoton.checks import shown
 from aphoton.errors import InvalidRequest
+from aphoton.sampling.moments import schema_with_moments
 
 __all__ = ["Schema", "check_schema", "merge_tagged", "schema_text", "type_schema"]
 
@@ -24,13 +24,16 @@ _DAY = (
     "((0[13578]|1[02])-(0[1-9]|[12][0-9]|3[01])|(0[469]|11)-(0[1-9]|[12][0-9]|30)|02-(0[1-9]|1[0-9]|2[0-8]))"
     "|([0-9]{2}(0[48]|[2468][048]|[13579][26])|(0[48]|[2468][048]|[13579][26])00)-02-29)"
 )
-_CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
+_CLOCK = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?"
+_OFFSET = "(Z|[+-]([01][0-9]|2[0-3]):[0-5][0-9])"
 _SPAN = "T([0-9]{1,4}H([0-9]{1,4}M)?([0-9]{1,4}S)?|[0-9]{1,4}M([0-9]{1,4}S)?|[0-9]{1,4}S)"
 
 FORMATS = {
     "date": f"^{_DAY}$",
-    "time": f"^{_CLOCK}$",
-    "date-time": f"^{_DAY}T{_CLOCK}$",
+    "time": f"^{_CLOCK}{_OFFSET}$",
+    "date-time": f"^{_DAY}T{_CLOCK}{_OFFSET}$",
+    "partial-time": f"^{_CLOCK}$",
+    "partial-date-time": f"^{_DAY}T{_CLOCK}$",
     "duration": f"^P([0-9]{{1,5}}D({_SPAN})?|{_SPAN})$",
     "decimal": r"^-?[0-9]{1,30}(\.[0-9]{1,30})?$",
 }
@@ -106,7 +109,7 @@ def type_schema(kind: Any) -> dict[str, Any]:
     """
     try:
         pydantic = hasattr(kind, "model_json_schema")
-        schema = kind.model_json_schema() if pydantic else msgspec.json.schema(kind)
+        schema = kind.model_json_schema() if pydantic else schema_with_moments(kind)
     except Exception as error:  # pydantic's own errors derive from nothing that could be named here
         raise InvalidRequest("json_schema", f"cannot be made from {shown(kind)}: {error}") from error
     if not isinstance(schema, dict):
@@ -165,6 +168,17 @@ def _values(part: Mapping[str, Any]) -> list[str]:
     """The strings that a schema allows, if it allows only some."""
     values = [part["const"]] if "const" in part else part.get("enum")
     return values if isinstance(values, list) and all(isinstance(value, str) for value in values) else []
+
+
+def lark_schemas(text: str) -> Iterator[dict[str, Any]]:
+    """Those in a Lark grammar, and others in its texts and comments."""
+    for match in re.finditer(r"%json\s*", text):
+        try:
+            schema, _ = json.JSONDecoder().raw_decode(text, match.end())
+        except (ValueError, RecursionError):
+            continue  # the compiler says what is wrong, and where
+        if isinstance(schema, dict):
+            yield schema
 
 
 def subschemas(schema: Any) -> Iterator[dict[str, Any]]:
@@ -271,10 +285,11 @@ def resolve(schema: Mapping[str, Any], ref: str) -> Any:
     if not ref.startswith("#"):
         return None
     part: Any = schema
-    if ref[1:] and not ref[1:].startswith("/"):
+    pointer = unquote(ref[1:])
+    if pointer and not pointer.startswith("/"):
         return None
-    for name in ref[1:].split("/")[1:]:
-        name = unquote(name).replace("~1", "/").replace("~0", "~")
+    for name in pointer.split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
         if isinstance(part, list) and name.isdecimal() and len(name) < 10 and int(name) < len(part):
             part = part[int(name)]
         elif isinstance(part, Mapping):

@@ -4,7 +4,7 @@ import dataclasses
 import datetime
 import json
 import typing
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pydantic
@@ -12,7 +12,8 @@ import pytest
 
 from aphoton.errors import InvalidRequest
 from aphoton.sampling import Grammar
-from aphoton.sampling.schema import check_depth
+from aphoton.sampling.moments import schema_with_moments
+from aphoton.sampling.schema import FORMATS, check_depth
 
 
 class Point(msgspec.Struct):
@@ -280,6 +281,55 @@ def test_alternatives_with_a_tag_exclude_each_other() -> None:
 )
 def test_without_a_tag_one_of_stays(change: dict[str, Any]) -> None:
     assert json.loads(grammar(json_schema=tagged(**change)).text) == tagged(**change)
+
+
+ANY = Annotated[datetime.datetime, msgspec.Meta(description="any")]
+NAIVE = Annotated[datetime.datetime, msgspec.Meta(tz=False)]
+NAIVE_CLOCK = Annotated[datetime.time, msgspec.Meta(tz=False)]
+
+
+class Moments(msgspec.Struct):
+    a: "ANY | Moments | None"
+    b: Annotated[ANY | int, msgspec.Meta(description="one of")] | list[NAIVE] | None
+    c: tuple[NAIVE_CLOCK, dict[str, datetime.time | bool]]
+    d: str | None = None
+
+
+class Tagged(msgspec.Struct, tag=True, array_like=True):
+    text: str
+    at: NAIVE
+
+
+def patterns(schema: Any) -> list[str]:
+    if not isinstance(schema, dict | list):
+        return []
+    parts = schema if isinstance(schema, list) else [schema[key] for key in schema if key != "pattern"]
+    own = [schema["pattern"]] if isinstance(schema, dict) and "pattern" in schema else []
+    return [*own, *(pattern for part in parts for pattern in patterns(part))]
+
+
+@pytest.mark.parametrize(
+    ("kind", "formats"),
+    [
+        (Moments, ["date-time", "partial-date-time", "date-time", "partial-time", "time"]),
+        (Tagged, ["partial-date-time"]),
+        (list[Tagged | ANY], ["date-time", "partial-date-time"]),
+    ],
+)
+def test_moments_have_a_pattern_wherever_they_are(kind: Any, formats: list[str]) -> None:
+    made = json.loads(grammar(json_schema=kind).text)
+    assert sorted(patterns(made)) == sorted(FORMATS[name] for name in formats)
+
+
+def test_a_moment_may_have_a_form_of_its_own() -> None:
+    years = {"pattern": "^2[0-9]{3}-01-01T00:00:00Z$"}
+    kind = Annotated[datetime.datetime, msgspec.Meta(extra_json_schema=years)]
+    assert json.loads(grammar(json_schema=list[kind]).text)["items"] == {**years, "type": "string"}
+
+
+def test_other_schemas_are_those_of_msgspec() -> None:
+    for kind in (Point, Place, Named, list[Point | None], tuple[int, bytes], dict[str, set[int]], Literal["a"]):
+        assert schema_with_moments(kind) == msgspec.json.schema(kind)
 
 
 def test_objects_of_a_type_have_no_other_keys() -> None:

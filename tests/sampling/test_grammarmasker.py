@@ -1,6 +1,7 @@
 """Grammars compiled, and what their maskers allow."""
 
 import asyncio
+import dataclasses
 import datetime
 import decimal
 import json
@@ -174,6 +175,62 @@ def test_random_texts_become_objects_of_a_type(compiler: GrammarCompiler, kind: 
         made = grammar.parse(bytes(output).decode())
         plain = typing.get_args(kind)[0] if kind in (Moment, Clock) else kind
         assert isinstance(made, dict if kind == dict[str, list[bool]] else plain)
+
+
+NaiveMoment = Annotated[datetime.datetime, msgspec.Meta(tz=False)]
+NaiveClock = Annotated[datetime.time, msgspec.Meta(tz=False)]
+
+
+@dataclasses.dataclass
+class Visit:
+    at: datetime.datetime
+    until: Annotated[datetime.time | None, msgspec.Meta(description="If known.")] = None
+
+
+class Shift(typing.NamedTuple):
+    start: datetime.datetime
+    end: NaiveClock
+    note: str | None = None
+
+
+class Plan(typing.TypedDict):
+    visits: list[Visit]
+    clock: typing.NotRequired[datetime.time]
+
+
+class Opened(msgspec.Struct, tag=True, rename="camel"):
+    opened_at: datetime.datetime
+    clocks: tuple[datetime.time, int, NaiveMoment]
+
+
+class Closed(msgspec.Struct, tag=True, array_like=True):
+    closed_at: datetime.datetime
+    clock: NaiveClock | int
+
+
+class Renamed(msgspec.Struct, tag=True):
+    previous: "Renamed | Opened | None"
+    at: datetime.datetime | None
+    spans: dict[str, datetime.datetime | list[datetime.time] | dict[str, NaiveMoment]]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(datetime.datetime, datetime.time, NaiveMoment, NaiveClock, datetime.datetime | None),
+        *(list[datetime.datetime], set[datetime.time], tuple[datetime.time, ...], dict[str, datetime.datetime]),
+        *(Visit, Shift, Plan, Opened, Closed, Renamed, Opened | Renamed, Opened | Renamed | datetime.time | None),
+    ],
+    ids=str,
+)
+def test_random_moments_with_and_without_offset(compiler: GrammarCompiler, kind: Any) -> None:
+    grammar = Grammar.of(json_schema=kind)
+    assert grammar is not None
+    ready = compiler.compile_here(grammar)
+    for seed in range(20):
+        output = RandomModel(seed, BYTES).generate(ready.masker(), VOCAB, (EOS,))
+        assert output is not None
+        grammar.parse(bytes(output).decode())
 
 
 @pytest.mark.parametrize("day", ["2024-02-29", "2000-02-29", "0001-01-01", "9999-12-31", "2023-02-28", "1999-11-30"])

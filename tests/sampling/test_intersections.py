@@ -7,6 +7,7 @@ import pytest
 from aphoton.sampling.intersections import check_lark, check_schema
 
 PATTERN = {"pattern": "a"}
+PATTERNS = [{"pattern": char} for char in "abcdefghi"]
 
 
 TWO = (9973, 9967)
@@ -26,14 +27,21 @@ def integer(divisor: float, **more: Any) -> dict[str, Any]:
         {"properties": {"a": integer(9973), "b": integer(9967)}},
         {"prefixItems": [integer(9973), integer(9967)], "items": integer(9949)},
         {"anyOf": [{"properties": {"a": integer(divisor)}} for divisor in TWO]},
-        {"const": {"multipleOf": 3_600_000}, "default": {"allOf": [PATTERN] * 9}},
-        {"allOf": [PATTERN] * 8},
+        {"const": {"multipleOf": 3_600_000}, "default": {"allOf": PATTERNS}},
+        {"allOf": PATTERNS[:8]},
+        {"allOf": [PATTERN] * 50},
+        {"multipleOf": 3_000_000},
+        {"anyOf": [{"multipleOf": 0.01}, {"multipleOf": 5_000}]},
+        {"patternProperties": {str(i): {} for i in range(64)}},
         {"anyOf": [PATTERN] * 50},
         {"properties": dict.fromkeys("abcdefghijkl", PATTERN)},
         {"allOf": [{"properties": {name: PATTERN}} for name in "abcdefghijkl"]},
         {"anyOf": [{"properties": {"a": PATTERN}} for _ in range(50)], "properties": {"a": PATTERN}},
         {"$ref": "#/x/1", "x": [0, {"anyOf": 7, "multipleOf": "x"}]},
-        {"$ref": "http://a/b", "multipleOf": True},
+        # Bases that are inherited by more than one way, and say it again.
+        {"allOf": [{"allOf": [{"properties": {"id": PATTERN, "x": one}}, {}]} for one in PATTERNS[:8]]},
+        {"allOf": [{"properties": {"data": {"properties": {str(i): PATTERN}}}} for i in range(20)]},
+        {"allOf": [{"properties": {str(i): PATTERN}, "additionalProperties": {"format": "uri"}} for i in range(20)]},
         {"pattern": "a", "additionalProperties": {"$ref": "#"}},
         # A tree of things that have a name.
         {
@@ -56,10 +64,10 @@ def test_schemas(schema: Any) -> None:
     [
         ({"properties": {"x": {"items": {"multipleOf": 223092870}}}}, "multipleOf: 223092870 is over"),
         ({"multipleOf": 1234.567}, "multipleOf"),
-        ({"allOf": [integer(divisor) for divisor in TWO]}, "multipleOf: 99400891 least common multiple"),
-        ({"anyOf": [integer(divisor) for divisor in TWO]}, "multipleOf: 99400891"),
+        ({"allOf": [integer(divisor) for divisor in TWO]}, "multipleOf: the least common multiple"),
+        ({"anyOf": [integer(divisor) for divisor in TWO]}, "multipleOf"),
         ({"allOf": [integer(divisor) for divisor in (*TWO, 9949, 9941, 9931, 9929)]}, "multipleOf: the least"),
-        ({"multipleOf": 0.05, "allOf": [{"multipleOf": 30_000}]}, "multipleOf"),
+        ({"multipleOf": 0.07, "allOf": [{"multipleOf": 99_991}]}, "multipleOf"),
         ({"multipleOf": 70, "$ref": "#/$defs/a~1b", "$defs": {"a/b": {"multipleOf": 99_991}}}, "multipleOf"),
         (integer(9973, **{"$ref": "#/%24defs/a", "$defs": {"a": integer(9967)}}), "multipleOf"),
         (integer(9973, **{"$ref": "#q", "x": [{"$anchor": "q", "multipleOf": 9967}]}), "multipleOf"),
@@ -73,22 +81,31 @@ def test_schemas(schema: Any) -> None:
             {"anyOf": [{"properties": {"a": integer(9973)}}, {}], "oneOf": [{"properties": {"a": integer(9967)}}]},
             "mult",
         ),
-        ({"allOf": [PATTERN] * 9}, "9 patterns"),
-        ({"allOf": [{"items": PATTERN}] * 9}, "9 patterns"),
-        ({"anyOf": [PATTERN, {"allOf": [PATTERN, {"allOf": [PATTERN] * 7}], "format": "date"}]}, "9 patterns"),
-        ({"$ref": "#/x", "allOf": [PATTERN] * 5, "x": {"allOf": [PATTERN] * 4}}, "9 patterns"),
+        ({"allOf": PATTERNS}, "9 patterns"),
+        ({"allOf": [{"items": one} for one in PATTERNS]}, "9 patterns"),
+        ({"anyOf": [PATTERN, {"allOf": [PATTERN, {"allOf": PATTERNS[1:8]}], "format": "date"}]}, "9 patterns"),
+        ({"$ref": "#/x", "allOf": PATTERNS[:5], "x": {"allOf": PATTERNS[5:]}}, "9 patterns"),
         # Found in the second round only: what `a` asks of its own `a` is not known when `b` is read.
         (
             {
                 "$ref": "#/$defs/a",
                 "$defs": {
                     "a": {"pattern": "a", "properties": {"a": {"$ref": "#/$defs/b"}}},
-                    "b": {"properties": {"b": {"allOf": [{"$ref": "#/$defs/a"}] * 9}}},
+                    "b": {"properties": {"b": {"allOf": [{"$ref": "#/$defs/a"}, *PATTERNS[1:]]}}},
                 },
             },
             "9 patterns",
         ),
-        ({"$ref": "#", "multipleOf": 7, "pattern": "a"}, "9 patterns"),
+        ({"$ref": "#/$defs%2Fa", "multipleOf": 9973, "$defs": {"a": integer(9967)}}, "multipleOf"),
+        ({"$ref": "#%71", "multipleOf": 9973, "x": {"$anchor": "q", "multipleOf": 9967}}, "multipleOf"),
+        (
+            {"$ref": "#q", "multipleOf": 9973, "y": {"$anchor": "q"}, "x": {"id": "#q", "multipleOf": 9967}},
+            "multipleOf",
+        ),
+        ({"$ref": "#/prefixItems/+0", "multipleOf": 9973, "prefixItems": [integer(9967)]}, "names nothing"),
+        ({"$ref": "http://a/b"}, "names nothing"),
+        ({"properties": {str(i): integer(9973 + 2 * i) for i in range(25)}}, "multipleOf: all together"),
+        ({"properties": {"a": {"patternProperties": {str(i): {} for i in range(65)}}}}, "65 patternProperties"),
     ],
 )
 def test_too_much(schema: Any, why: str) -> None:
@@ -100,13 +117,12 @@ def test_what_is_referred_to_twice_is_looked_at_once() -> None:
     """Else this took two to the power of forty."""
     parts: dict[str, Any] = {str(i): {"allOf": [{"$ref": f"#/{i + 1}"}] * 2} for i in range(40)}
     check_schema({"$ref": "#/0", **parts, "40": {"multipleOf": 7}})
-    with pytest.raises(ValueError, match="asks one text to match 16 patterns"):
-        check_schema({"$ref": "#/0", **parts, "40": PATTERN})
+    check_schema({"$ref": "#/0", **parts, "40": PATTERN})
 
 
 def test_many_that_bring_many_together() -> None:
-    many = {"properties": {str(i): {} for i in range(4_000)}}
-    parts = {f"p{i}": {"$ref": "#/$defs/many", "properties": {"x": {}}} for i in range(4_000)}
+    many = {"properties": {str(i): PATTERN for i in range(4_000)}}
+    parts = {f"p{i}": {"$ref": "#/$defs/many", "properties": {"x": PATTERN}} for i in range(4_000)}
     with pytest.raises(ValueError, match="too many properties"):
         check_schema({"properties": parts, "$defs": {"many": many}})
 
@@ -115,11 +131,12 @@ def test_many_that_bring_many_together() -> None:
     ("grammar", "fits"),
     [
         ('start: /a&b&c&d&e/ "&&&&&" // &&&&&', True),
-        ("start: A\nA: /a/ & /b/ & /c/ & /d/", True),
-        ("start: A\nA: /a/ & /b/ & B\nB: /c/ & /d/ & /e/", False),
-        ("# a & b & c & d & e\nstart: <|a&b&c&d&e|>", True),
-        ("start: <a#b> A\nA: /a/ & /b/ & /c/ & /d/ & /e/", False),
-        ('start: %json {"pattern": "&&&&&\\"&&"} | "a"', True),
+        ("start: A\nA: /a/ & /b/ & /c/ & /d/ & /e/ & /f/ & /g/ & /h/", True),
+        ("start: A\nA: /a/ & /b/ & /f/ & /g/ & B\nB: /c/ & /d/ & /e/ & /h/ & /i/ & /j/", False),
+        ("start: A\nA: /a\n/ & /b/ & /c/ & /d/ & /e/ & /f/ & /g/ & /h/ & /i\n/", False),
+        ("# a & b & c & d & e & & & & &\nstart: <|a&b&c&d&e&&&&|>", True),
+        ("start: <a#b> A\nA: /a/ & /b/ & /c/ & /d/ & /e/ & /f/ & /g/ & /h/ & /i/", False),
+        ('start: %json {"pattern": "&&&&&&&&&\\"&&"} | "a"', True),
     ],
 )
 def test_lark(grammar: str, fits: bool) -> None:
@@ -131,8 +148,22 @@ def test_lark(grammar: str, fits: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "why"), [('{"multipleOf": 9999991}', "multipleOf"), ('{"allOf": [1, ', "not followed by JSON")]
+    ("schema", "why"),
+    [
+        ('{"multipleOf": 9999991}', "multipleOf"),
+        (
+            '{"multipleOf": 98009} | %json {"multipleOf": 98011} | %json {"multipleOf": 98013}',
+            "multipleOf: all together",
+        ),
+        ('{"allOf": [1, ', "not followed by JSON"),
+    ],
 )
 def test_a_schema_in_lark(schema: str, why: str) -> None:
     with pytest.raises(ValueError, match=why):
         check_lark(f'start: "//" %json {schema}')
+
+
+@pytest.mark.parametrize("text", ["/" + "\\" * 30_001, '"' + '\\"' * 15_000, "<" * 30_000, "/\\" * 15_000])
+def test_what_is_not_closed_is_looked_at_once(text: str) -> None:
+    """Else these took seconds."""
+    check_lark(f"start: {text}")
