@@ -6,13 +6,11 @@ Imports what the ``serve`` extra brings when it runs, so that the other commands
 import asyncio
 import errno
 import ipaddress
-import math
 import socket
 from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import anyio
 import typer
 
 from aphoton import EngineConfig, InvalidRequest
@@ -94,43 +92,17 @@ async def _serve(
 ) -> None:
     import logging
 
-    import uvicorn
-
     from aphoton_serve.local import LocalBackend
-    from aphoton_serve.patience import impatient
+    from aphoton_serve.server import Server
     from aphoton_serve.service import make_app
-    from aphoton_serve.sse import LAST_WORD
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     with FetchBar() as bar:
         backend = await LocalBackend(models, tick_timeout=service.tick_timeout, progress=bar, **settings).start()
     try:
-        config = uvicorn.Config(
-            make_app(backend, service, keys=keys),
-            host=host,
-            port=port,
-            http=impatient(service.body_timeout),
-            access_log=False,  # the gate writes a line for each request
-            log_config=None,
-            server_header=False,
-            timeout_graceful_shutdown=math.ceil(grace + LAST_WORD),
-        )
-
-        class Server(uvicorn.Server):
-            async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-                """Requests that outlast their grace end with an error that says so, and not with the connection."""
-
-                async def end_them() -> None:
-                    await anyio.sleep(grace)
-                    await backend.aclose()
-
-                async with anyio.create_task_group() as group:
-                    group.start_soon(end_them)
-                    await super().shutdown(sockets)
-                    group.cancel_scope.cancel()  # nobody is left, or somebody is in a hurry
-
+        app = make_app(backend, service, keys=keys)
         with frozen_heap():
-            await Server(config).serve()
+            await Server(app, backend, host=host, port=port, body_timeout=service.body_timeout, grace=grace).serve()
     finally:
         await backend.aclose()
 

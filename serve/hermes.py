@@ -14,6 +14,10 @@ __all__ = ["ToolCall", "ToolParser", "call_schema", "with_tools"]
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
+NAMES = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+LITERALS = ("const", "default", "enum", "examples")
+"""Keywords of JSON Schema whose keys are names, and whose values are no schemas."""
+
 INSTRUCTIONS = """\
 You are a function calling AI model. You may call one or more functions to assist with the user query. The signatures \
 of the functions are within <tools></tools> XML tags:
@@ -141,7 +145,8 @@ def call_schema(functions: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """
 
     def call(function: Mapping[str, Any], place: str) -> dict[str, Any]:
-        parameters = function.get("parameters") or {"type": "object", "properties": {}}
+        parameters = dict(function.get("parameters") or {"type": "object", "properties": {}})
+        parameters.pop("$id", None)  # it is a part now, and nobody refers to it by that
         return {
             "type": "object",
             "properties": {
@@ -163,7 +168,12 @@ def _moved(schema: Any, place: str) -> Any:
         return [_moved(one, place) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    moved = {key: _moved(value, place) for key, value in schema.items()}
+    moved = {}
+    for key, value in schema.items():
+        if key in NAMES and isinstance(value, dict):
+            moved[key] = {name: _moved(part, place) for name, part in value.items()}
+        else:
+            moved[key] = value if key in LITERALS else _moved(value, place)
     ref = moved.get("$ref")
     if isinstance(ref, str) and (ref == "#" or ref.startswith("#/")):
         moved["$ref"] = place + ref[1:]

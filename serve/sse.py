@@ -79,5 +79,7 @@ class EventStream(Response):
                 return
             with anyio.move_on_after(LAST_WORD):
                 await write(b"event: error\ndata: " + problem.body() + b"\n\n")
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            return
         with anyio.move_on_after(LAST_WORD):
             await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -59,12 +59,16 @@ async def test_who_outlasts_the_grace_is_told(grace: str) -> None:
             async with httpx.AsyncClient() as web:
                 while 'aphoton_requests_running{model="m"} 2.0' not in (await web.get(f"{url}/metrics")).text:
                     pass
+            half, writer = await asyncio.open_connection("127.0.0.2", httpx.URL(url).port)
+            writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n\r\n1")
             it.process.send_signal(signal.SIGTERM)
             with pytest.raises(openai.APIError, match="the engine is not running"):
                 async for _ in stream:
                     pass
             with pytest.raises(openai.InternalServerError, match="the engine is not running"):
                 await whole
+            assert b"500" not in await half.read()
+            writer.close()
         await it.process.wait()
         assert "Traceback" not in it.text
 

@@ -88,6 +88,15 @@ def test_a_schema_of_one_call() -> None:
     assert moved == {"$ref": "#/anyOf/1/properties/arguments/$defs/Place"}
 
 
+def test_what_looks_like_a_reference_in_a_literal_is_left() -> None:
+    literal = {"$ref": "#/x"}
+    parameters = {"$id": "https://x.example/y", "properties": {"const": {"const": literal, "enum": [literal]}}}
+    arguments = call_schema([{"name": "look", "parameters": parameters}])["properties"]["arguments"]
+    assert arguments == {"properties": {"const": {"const": literal, "enum": [literal]}}}
+    named = call_schema([{"name": "look", "parameters": {"properties": {"const": literal}}}])
+    assert named["properties"]["arguments"]["properties"]["const"] == {"$ref": "#/properties/arguments/x"}
+
+
 def test_a_forced_call_has_no_tags() -> None:
     parser = ToolParser(forced=True)
     assert parser.push('{"name": "look", "arg') == parser.push('uments": {"at": "<b>"}}') == []

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import random
+import socket
 from contextlib import suppress
 from typing import Any
 
@@ -37,6 +38,67 @@ async def test_a_client_that_goes_ends_its_request(hello: Served, stream: bool) 
     await idle(engine)
     metrics = (await hello.web.get("/metrics")).text
     assert 'aphoton_requests_total{model="endless",outcome="abort"} 1.0' in metrics
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_client_that_goes_and_had_said_more(hello: Served, stream: bool, together: bool) -> None:
+    """A request behind the one that runs: it is dropped, and the connection is still listened to."""
+    client = RawClient(hello.port)
+    more = f"GET /health HTTP/1.1\r\n{HEAD}\r\n".encode()
+    await client.ask({**LONG, "stream": stream}, more=more if together else b"")
+    await until(lambda: running(hello) == 1)
+    if not together:
+        client.writer.write(more)
+        await hello.web.get("/health")
+    client.vanish()
+    await idle(hello.engine("endless"))
+
+
+@pytest.mark.parametrize("together", [True, False])
+async def test_a_pipeline_is_answered_once(hello: Served, together: bool) -> None:
+    client = RawClient(hello.port)
+    more = f"GET /health HTTP/1.1\r\n{HEAD}\r\nGET /he".encode()
+    await client.ask({**LONG, "max_tokens": 2000}, more=more if together else b"")
+    if not together:
+        await until(lambda: running(hello) == 1)
+        client.writer.write(more)
+    said = await client.reader.read()
+    assert said.count(b"200 OK") == said.count(b"HTTP/1.1") == 1 and b'"completion_tokens":2000' in said
+    client.writer.close()
+
+
+async def test_an_answer_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The connection is closed, and the answer let go of."""
+    let_sims_chat(monkeypatch)
+    backend = LocalBackend({"hello": saying("Hello")})
+    async with serving(backend, ServiceSettings(body_timeout=0.1), send_buffer=4096) as served:
+        client = socket.socket()
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect(("127.0.0.1", served.port))
+        body = b'{"model": "hello", "prompt": "%s"}' % (b"a" * 500_000)
+        reader, writer = await asyncio.open_connection(sock=client, limit=1024)
+        writer.write(f"POST /tokenize HTTP/1.1\r\n{HEAD}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        assert b"200 OK" in await reader.readline()
+        connections = served.server.server_state.connections
+        assert len(connections) == 1
+        await until(lambda: not connections)
+        with suppress(ConnectionError):
+            assert len(await reader.read()) < 500_000
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [("X: " + "a" * 1_000_000, b"431 "), ("a:\r\n" * 250_000, b"400 "), ("a: b\r\n" * 100 + "\r\n", b"200 ")],
+)
+async def test_a_head_has_a_size(hello: Served, head: str, status: bytes) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", hello.port)
+    writer.write(f"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{head}".encode())
+    with suppress(ConnectionError):
+        assert (await reader.readline()).split(b" ", 1)[1].startswith(status)
+        await reader.read()
+    writer.close()
 
 
 async def test_within_two_ticks(monkeypatch: pytest.MonkeyPatch) -> None:
