@@ -14,7 +14,7 @@ __all__ = ["ToolCall", "ToolParser", "call_schema", "with_tools"]
 
 BEGIN, END = "<tool_call>", "</tool_call>"
 
-NAMES = ("$defs", "definitions", "dependentSchemas", "patternProperties", "properties")
+NAMES = ("$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties")
 LITERALS = ("const", "default", "enum", "examples")
 """Keywords of JSON Schema whose keys are names, and whose values are no schemas."""
 

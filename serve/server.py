@@ -35,6 +35,7 @@ class Server(uvicorn.Server):
                 host=host,
                 port=port,
                 http=impatient(body_timeout),
+                ws="none",  # or an upgrade would take the connection from a request before it
                 access_log=False,  # the gate writes a line for each request
                 log_config=None,
                 server_header=False,

@@ -88,6 +88,25 @@ async def test_an_answer_that_nobody_reads(monkeypatch: pytest.MonkeyPatch) -> N
         writer.close()
 
 
+async def test_the_next_answer_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The time that began when a client was slow to read one answer is not the next one's."""
+    let_sims_chat(monkeypatch)
+    backend = LocalBackend({"hello": saying("Hello")})
+    async with serving(backend, ServiceSettings(body_timeout=0.1), send_buffer=4096) as served:
+        loop = asyncio.get_running_loop()
+        began = loop.time()
+        while loop.time() < began + 0.5:
+            response = await served.web.post("/tokenize", json={"model": "hello", "prompt": "a" * 100_000})
+            assert response.json()["count"] == 100_000
+
+
+async def test_http_2_is_not_taken(hello: Served) -> None:
+    """Java's client asks for it with each request that is not encrypted."""
+    headers = {"Connection": "Upgrade, HTTP2-Settings", "Upgrade": "h2c", "HTTP2-Settings": "AAEAAEAAAAIAAAABAAMAAABk"}
+    response = await hello.web.post("/tokenize", json={"model": "endless", "prompt": "Hi"}, headers=headers)
+    assert response.status_code == 200 and response.json()["count"] == 2
+
+
 @pytest.mark.parametrize(
     ("head", "status"),
     [("X: " + "a" * 1_000_000, b"431 "), ("a:\r\n" * 250_000, b"400 "), ("a: b\r\n" * 100 + "\r\n", b"200 ")],
