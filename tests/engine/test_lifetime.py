@@ -210,14 +210,14 @@ async def test_not_started_closed_and_started_twice() -> None:
     await engine.aclose()
     await engine.aclose()
     await assert_closed(engine)
-    with pytest.raises(EngineClosed, match="once"):
+    with pytest.raises(EngineClosed, match="closed is not started again"):
         await engine.start()
 
 
 async def test_closed_before_it_was_started() -> None:
     engine = Engine(SimModel())
     await engine.aclose()
-    with pytest.raises(EngineClosed):
+    with pytest.raises(EngineClosed, match="closed is not started again"):
         await engine.start()
 
 
