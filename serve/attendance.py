@@ -1,6 +1,7 @@
 """`attended`: work that ends when the client that it is for has gone."""
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import TypeVar
 
 import anyio
@@ -28,8 +29,10 @@ async def attended(receive: Receive, work: Callable[[], Awaitable[T]], *, second
 
     async def watch() -> None:
         nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
+        # Ray's may raise instead, when its proxy has ended the request for a client that has gone.
+        with suppress(Exception):
+            while (await receive())["type"] != "http.disconnect":
+                pass
         gone = True
         group.cancel_scope.cancel()
 
