@@ -16,7 +16,8 @@ class ServiceSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     :ivar max_choices: answers that one request may ask for: its prompts times ``n``.
     :ivar request_timeout: seconds that a request may take, its queueing and the sending of its answer included. A
         client may ask for fewer with the header ``X-Request-Timeout``.
-    :ivar body_timeout: seconds in which a request's head must have arrived (with ``aphoton serve``), and its body.
+    :ivar body_timeout: seconds in which a request's body must have arrived. With ``aphoton serve`` also its head; and
+        in twice which a client must have read some of an answer.
     :ivar tick_timeout: seconds after which an engine that has something to do and finishes no step is unhealthy.
     :ivar concurrency_per_key: requests of one API key at the same time. None: no limit.
     :ivar requests_per_minute: of one API key. None: no limit.

@@ -16,7 +16,7 @@ from aphoton.sampling.compiledgrammar import CompiledGrammar
 from aphoton.sampling.grammar import Grammar
 from aphoton.sampling.grammarmasker import GrammarMasker
 from aphoton.sampling.grammarvocabulary import GrammarVocabulary
-from aphoton.sampling.intersections import check_lark, check_schema
+from aphoton.sampling.intersections import check_intersections, check_lark_intersections
 
 __all__ = ["GrammarCompiler"]
 
@@ -120,9 +120,9 @@ class GrammarCompiler:
             raise InvalidRequest(field, f"cannot be read: {error}") from None
         try:
             if grammar.is_json:
-                check_schema(json.loads(grammar.text))
+                check_intersections(json.loads(grammar.text))
             elif grammar.kind == "grammar":
-                check_lark(grammar.text)
+                check_lark_intersections(grammar.text)
         except ValueError as error:
             raise InvalidRequest(field, str(error)) from None
         except RecursionError:

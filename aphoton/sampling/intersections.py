@@ -15,7 +15,7 @@ from urllib.parse import unquote
 
 from aphoton.sampling.schema import lark_schemas, resolve
 
-__all__ = ["check_lark", "check_schema"]
+__all__ = ["check_intersections", "check_lark_intersections"]
 
 MAX_DIVISOR = 100_000
 """States of an automaton that divides: they take 0.5 s."""
@@ -42,7 +42,7 @@ MARKS = re.compile(
 closed or not, so that nothing is looked at twice."""
 
 
-def check_lark(text: str) -> None:
+def check_lark_intersections(text: str) -> None:
     """:raises ValueError: for a Lark grammar with too many intersections of terminals, or with a JSON schema in which
     too much is asked of a value."""
     at = count = 0
@@ -60,7 +60,7 @@ def check_lark(text: str) -> None:
     _check(lark_schemas(text))
 
 
-def check_schema(schema: Any) -> None:
+def check_intersections(schema: Any) -> None:
     """:raises ValueError: for a JSON schema in which too much is asked of a value."""
     _check([schema])
 
@@ -76,7 +76,7 @@ def _check(schemas: Iterable[Any]) -> None:
         named += sum(len(list(_values(part.get("patternProperties")))) for part in _parts(schema))
     if sum(divisors) > MAX_DIVISORS:
         raise ValueError(
-            f"multipleOf: all together are over {MAX_DIVISORS}, in digits of the numbers before their zeros"
+            f"multipleOf: the sum of all, without the point and the zeros at the end of each, is over {MAX_DIVISORS}"
         )
     if named > MAX_NAMED:
         raise ValueError(f"has {named} patternProperties: {MAX_NAMED} is the limit")
@@ -142,7 +142,7 @@ class _Reading:
             self._circles = True  # for now it is what was found in the round before
         elif key not in self._read:
             self._opened.add(key)
-            asking = self._together([self._own(part), *self._others(part)])
+            asking = self._together([self._own(part), *self._elsewhere(part)])
             self._opened.discard(key)
             self._read.add(key)
             self._news = self._news or asking != self._known.get(key)
@@ -170,11 +170,11 @@ class _Reading:
         places = max(-int(number.normalize().as_tuple().exponent), 0)
         digits = int(number.scaleb(places))
         if (states := _states(digits)) > MAX_DIVISOR:
-            raise ValueError(f"multipleOf: {value} is over {MAX_DIVISOR}, in digits of the number before its zeros")
+            raise ValueError(f"multipleOf: {value} is over {MAX_DIVISOR} without its point and the zeros at its end")
         self.divisors.add(states)
         return Asked(digits=digits, places=places)
 
-    def _others(self, part: dict[str, Any]) -> Iterator[Asking]:
+    def _elsewhere(self, part: dict[str, Any]) -> Iterator[Asking]:
         """By what the schema says that others say of the same value."""
         for one in _values(part.get("allOf")):
             yield self._asking(one)
@@ -273,8 +273,8 @@ def _check_divisors(asked: Iterable[Asked]) -> None:
     every = [one for one in asked if one.digits > 1 or one.places > 0]
     if len(every) > 1 and _states(_common(every)[0]) > MAX_DIVISOR:
         raise ValueError(
-            f"multipleOf: the least common multiple of what one value may be a multiple of is over {MAX_DIVISOR}, in "
-            "digits before its zeros"
+            "multipleOf: the least common multiple of those for one value is over "
+            f"{MAX_DIVISOR} without its point and the zeros at its end"
         )
 
 

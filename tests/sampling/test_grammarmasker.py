@@ -9,6 +9,7 @@ import re
 import threading
 import typing
 import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -158,6 +159,17 @@ class Dates(pydantic.BaseModel):
     span: datetime.timedelta
 
 
+def random_objects(compiler: GrammarCompiler, kind: Any) -> Iterator[Any]:
+    """Of 20 random texts that the type's schema allows."""
+    grammar = Grammar.of(json_schema=kind)
+    assert grammar is not None
+    ready = compiler.compile_here(grammar)
+    for seed in range(20):
+        output = RandomModel(seed, BYTES).generate(ready.masker(), VOCAB, (EOS,))
+        assert output is not None
+        yield grammar.parse(bytes(output).decode())
+
+
 @pytest.mark.parametrize(
     "kind",
     [
@@ -166,13 +178,7 @@ class Dates(pydantic.BaseModel):
     ],
 )
 def test_random_texts_become_objects_of_a_type(compiler: GrammarCompiler, kind: Any) -> None:
-    grammar = Grammar.of(json_schema=kind)
-    assert grammar is not None
-    ready = compiler.compile_here(grammar)
-    for seed in range(20):
-        output = RandomModel(seed, BYTES).generate(ready.masker(), VOCAB, (EOS,))
-        assert output is not None
-        made = grammar.parse(bytes(output).decode())
+    for made in random_objects(compiler, kind):
         plain = typing.get_args(kind)[0] if kind in (Moment, Clock) else kind
         assert isinstance(made, dict if kind == dict[str, list[bool]] else plain)
 
@@ -224,13 +230,7 @@ class Renamed(msgspec.Struct, tag=True):
     ids=str,
 )
 def test_random_moments_with_and_without_offset(compiler: GrammarCompiler, kind: Any) -> None:
-    grammar = Grammar.of(json_schema=kind)
-    assert grammar is not None
-    ready = compiler.compile_here(grammar)
-    for seed in range(20):
-        output = RandomModel(seed, BYTES).generate(ready.masker(), VOCAB, (EOS,))
-        assert output is not None
-        grammar.parse(bytes(output).decode())
+    assert len(list(random_objects(compiler, kind))) == 20
 
 
 @pytest.mark.parametrize("day", ["2024-02-29", "2000-02-29", "0001-01-01", "9999-12-31", "2023-02-28", "1999-11-30"])
