@@ -86,7 +86,7 @@ class Late:
 
     :ivar masked: [m] indices in the batch, each at most once.
     :ivar masks: [m, mask_words] uint32: bit t % 32 of word t // 32 says that token t may be sampled. In
-        place of what the row's `RowSampling.allowed` says.
+        place of what the row's `RowSampling.allowed` says. Best in what `Device.masks` gave.
     :ivar processors: (index in the batch, processor, the row's output so far).
     """
 
@@ -154,7 +154,8 @@ class Results:
 
 
 class Device(Protocol):
-    """Where steps run. Two slots take turns; each slot's order is launch, sample, results, release, launch, ...
+    """Where steps run. Two slots take turns; each slot's order is launch, masks (or not), sample, results, release,
+    launch, ...
 
     Steps run in the order of their launches. A failure of any call, or of the device later, ends the device: it is
     raised from the call or from `results`, and the device takes no further step.
@@ -164,6 +165,12 @@ class Device(Protocol):
 
     def launch(self, slot: int, batch: Batch) -> None:
         """Enqueue the forward of ``batch``, or begin to: what is left follows while `results` are awaited."""
+
+    def masks(self, slot: int, count: int) -> NDArray[np.uint32]:
+        """Room for `Late.masks`, [count, mask_words], of what `sample` gets next: from there they need not be copied.
+
+        What is in it means nothing. It is the step's until its results have been released.
+        """
 
     def sample(self, slot: int, late: Late | None = None) -> None:
         """Enqueue sampling of the slot's forward, and the copy of its results to the host, if `launch` has not.

@@ -20,6 +20,7 @@ from aphoton.attention import KVCache
 from aphoton.device.base import PENDING, Batch, Late, Limits, Results, Scores
 from aphoton.memory import trim_memory
 from aphoton.models.step import StepInput
+from aphoton.sampling import mask_words
 from aphoton.sampling.sampler import Sampler
 from aphoton.sampling.scorer import Scorer
 
@@ -77,6 +78,9 @@ class CpuDevice:
     def launch(self, slot: int, batch: Batch) -> None:
         state = self._slots[slot]
         self._work.put(lambda: self._forward(state, batch))
+
+    def masks(self, slot: int, count: int) -> NDArray[np.uint32]:
+        return np.empty((count, mask_words(self.limits.vocab_size)), np.uint32)
 
     def sample(self, slot: int, late: Late | None = None) -> None:
         state = self._slots[slot]

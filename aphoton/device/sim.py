@@ -109,6 +109,7 @@ class _SlotState:
     tokens: NDArray[np.int32] = field(default_factory=lambda: np.zeros(0, np.int32))
     barred: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
     masks: dict[int, NDArray[np.uint32]] = field(default_factory=dict)  # by index in the batch
+    room: NDArray[np.uint32] = field(default_factory=lambda: np.zeros((0, 0), np.uint32))  # read when it executes
 
 
 class SimDevice:
@@ -163,13 +164,22 @@ class SimDevice:
         self._compute_free = state.began + costs.forward + costs.forward_token * len(batch.tokens)
         self._queue.append(slot)
 
+    def masks(self, slot: int, count: int) -> NDArray[np.uint32]:
+        state = self._slots[slot]
+        if state.batch is None or state.sampled:
+            raise SimFault(f"slot {slot} has no forward to make masks for")
+        if len(state.room) < count:
+            state.room = np.zeros((count, mask_words(self._model.vocab_size)), np.uint32)
+        state.room[:] = 0xA5A5A5A5
+        return state.room[:count]
+
     def sample(self, slot: int, late: Late | None = None) -> None:
         self._probe("sample")
         state, costs = self._slots[slot], self._model.costs
         if state.batch is None or state.sampled:
             raise SimFault(f"slot {slot} has no forward to sample")
         if late is not None:
-            state.masks = self._checked_masks(state.batch, late)
+            state.masks = self._checked_masks(state.batch, late, state.room)
         sampled = max(self._host, self._compute_free) + costs.sampling
         self._compute_free = state.ended = sampled
         self._copy_free = state.ready = max(sampled, self._copy_free) + costs.copy
@@ -312,7 +322,7 @@ class SimDevice:
             if not 0 < count <= len(fed) or (scored.targets[: len(fed) - 1] != fed[1 : count + 1]).any():
                 raise SimFault(f"the targets of row {batch.rows[scored.index]} are not what follows its tokens")
 
-    def _checked_masks(self, batch: Batch, late: Late) -> dict[int, NDArray[np.uint32]]:
+    def _checked_masks(self, batch: Batch, late: Late, room: NDArray[np.uint32]) -> dict[int, NDArray[np.uint32]]:
         words = mask_words(self._model.vocab_size)
         if late.processors:
             raise SimFault("sim has no logits to process")
@@ -324,7 +334,8 @@ class SimDevice:
         for index in masks:
             if not batch.late[index] or batch.partial[index]:
                 raise SimFault(f"a mask for row {batch.rows[index]}, which has none or is not sampled")
-        return {index: mask.copy() for index, mask in masks.items()}
+        # A GPU copies the room's later: who writes to it meanwhile changes what is sampled.
+        return masks if np.may_share_memory(late.masks, room) else {index: mask.copy() for index, mask in masks.items()}
 
     def _probe(self, call: str) -> None:
         if self._model.probe is not None:

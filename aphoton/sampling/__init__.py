@@ -8,13 +8,14 @@ from aphoton.sampling.grammarcompiler import GrammarCompiler
 from aphoton.sampling.grammarmasker import GrammarMasker
 from aphoton.sampling.grammarvocabulary import GrammarVocabulary
 from aphoton.sampling.masker import Masker, mask_words
-from aphoton.sampling.masks import fill_all, loop_share
+from aphoton.sampling.masks import QUICK, fill_all, fill_quick
 from aphoton.sampling.params import SamplingParams
 from aphoton.sampling.processor import LogitsProcessor
 from aphoton.sampling.row import RowSampling
 from aphoton.sampling.rules import Rules
 
 __all__ = [
+    "QUICK",
     "AllowedTokens",
     "BadWords",
     "CompiledGrammar",
@@ -28,6 +29,6 @@ __all__ = [
     "Rules",
     "SamplingParams",
     "fill_all",
-    "loop_share",
+    "fill_quick",
     "mask_words",
 ]

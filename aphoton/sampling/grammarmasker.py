@@ -85,7 +85,7 @@ class GrammarMasker:
         self.finish(mask)
 
     def finish(self, mask: NDArray[np.uint32]) -> None:
-        """The other part of `fill`, once the mask has been computed, here or by `fill_all`."""
+        """The other part of `fill`, once the mask has been computed, here or by `fill_quick` and `fill_all`."""
         mask[-1] &= self._inside
         # An error leaves a mask with the end token only.
         if self.matcher.is_error():

@@ -3,6 +3,7 @@
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
 
 from llguidance import LLTokenizer
 
@@ -10,6 +11,10 @@ from aphoton.checks import check_int, check_ints
 from aphoton.sampling.masker import mask_words
 
 __all__ = ["GrammarVocabulary"]
+
+FORCED, FORCED_LENGTH = 1024, 64
+"""Texts that a grammar has forced to keep the tokens of, and the characters that they may have: sequences of one
+grammar come to the same ones, and some tokenizers take longer than a mask."""
 
 
 class GrammarVocabulary:
@@ -103,10 +108,14 @@ class _Source:
         self.special_token_ids = sorted({i for i in special if i < vocab_size} | set(eos_ids))
         self._encode = encode
         self._size = vocab_size
+        self._known = lru_cache(FORCED)(self._encoded)
         # llguidance holds this object, and Python's garbage collector cannot see that: it must not hold llguidance's.
         self._greedy = weakref.WeakMethod(greedy)
 
     def __call__(self, text: str | bytes) -> list[int]:
+        return (self._known if len(text) <= FORCED_LENGTH else self._encoded)(text)
+
+    def _encoded(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
             text = text.decode()
         if self._encode is not None:

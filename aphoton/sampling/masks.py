@@ -1,4 +1,4 @@
-"""`fill_all`: the masks of many sequences at once."""
+"""`fill_quick` and `fill_all`: the masks of many sequences at once."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,7 @@ from aphoton.sampling.grammarmasker import GrammarMasker, clock
 from aphoton.sampling.masker import Masker
 from aphoton.sampling.rules import Rules
 
-__all__ = ["fill_all", "loop_share"]
+__all__ = ["QUICK", "fill_all", "fill_quick"]
 
 THREADS = max(1, min(8, (os.cpu_count() or 1) // 2))
 
@@ -21,7 +21,7 @@ QUICK = 0.3e-3
 """Seconds that a mask may take on the loop."""
 
 TURN = 1e-3
-"""Seconds that the masks of a step may take on the loop together."""
+"""Seconds after which no further mask of a step is begun on the loop."""
 
 WAKING = 0.5e-3
 """Seconds that threads may take to wake. Less work for each is not worth it, and how long it took would say nothing."""
@@ -32,17 +32,18 @@ def _executor() -> LLExecutor:
     return LLExecutor(THREADS)
 
 
-def loop_share(costs: Sequence[float]) -> int:
-    """How many masks may be made on the loop: the first ones. Either all, or as many as can be of rising ``costs``.
+def fill_quick(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> tuple[int, dict[int, Exception]]:
+    """`Masker.fill` for the first ones, as far as the loop may do it itself: up to one whose mask takes long, and for
+    no longer than a turn of the loop.
 
-    Threads would not make that more: sequences of one grammar take turns, for they share a lexer.
+    A thread would have to wake and take the interpreter's lock in turn with the loop, which takes longer than the masks
+    of many; and sequences of one grammar take turns in any case, for they share a lexer.
+
+    :param maskers: m of them.
+    :param masks: [m, mask_words], contiguous.
+    :returns: how many are done, and what was raised, by index; the masks of these mean nothing.
     """
-    total = 0.0
-    for count, cost in enumerate(costs):
-        total += cost
-        if cost > QUICK or total > TURN:
-            return count
-    return len(costs)
+    return _fill_in_turn(maskers, masks, quick=QUICK, turn=TURN)
 
 
 def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, Exception]:
@@ -59,10 +60,9 @@ def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, 
         if (grammar := _grammar(masker)) is not None and not grammar.matcher.is_error()
     }
     work = sum(grammar.cost for grammar in together.values())
-    if THREADS > 1 and len(together) > 1 and work > THREADS * WAKING:
-        _fill_in_parallel(together, masks)
-    else:
-        _fill_in_turn(together, masks)
+    if THREADS == 1 or len(together) < 2 or work <= THREADS * WAKING:
+        return _fill_in_turn(maskers, masks)[1]
+    _compute_in_parallel(together, masks)
     errors: dict[int, Exception] = {}
     for i, masker in enumerate(maskers):
         try:
@@ -78,7 +78,47 @@ def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, 
     return errors
 
 
-def _fill_in_parallel(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32]) -> None:
+def _fill_in_turn(
+    maskers: Sequence[Masker],
+    masks: NDArray[np.uint32],
+    *,
+    quick: float = float("inf"),
+    turn: float = float("inf"),
+) -> tuple[int, dict[int, Exception]]:
+    # A grammar's mask takes some microseconds, and nobody gets a token before the last one is made. So these do not go
+    # through `GrammarMasker.fill`, which asks the clock of the thread's own time, a system call, twice for each:
+    # here that only says what none of them can have taken more than.
+    address, size = masks.ctypes.data, masks.shape[1] * masks.itemsize
+    times: list[float] = []
+    errors: dict[int, Exception] = {}
+    began, last = clock(), perf_counter()
+    until = last + turn
+    for i, masker in enumerate(maskers):
+        if masker.cost > quick or last >= until:
+            break
+        if isinstance(masker, GrammarMasker):
+            masker.matcher.unsafe_compute_mask_ptr(address + i * size, size)
+        else:
+            try:
+                masker.fill(masks[i])
+            except Exception as error:
+                errors[i] = error
+        now = perf_counter()
+        times.append(now - last)
+        last = now
+    most = clock() - began
+    for i, took in enumerate(times):
+        masker = maskers[i]
+        if isinstance(masker, GrammarMasker):
+            masker.learn(min(took, most))
+            try:
+                masker.finish(masks[i])
+            except Exception as error:
+                errors[i] = error
+    return len(times), errors
+
+
+def _compute_in_parallel(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32]) -> None:
     began = perf_counter()
     _executor().unsafe_compute_mask_ptr(
         [(grammar.matcher, i) for i, grammar in grammars.items()],
@@ -91,21 +131,6 @@ def _fill_in_parallel(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint
     mean = (perf_counter() - began) * min(THREADS, len(grammars)) / len(grammars)
     for grammar in grammars.values():
         grammar.learn(mean if mean > 2 * QUICK else min(mean, grammar.cost))
-
-
-def _fill_in_turn(grammars: dict[int, GrammarMasker], masks: NDArray[np.uint32]) -> None:
-    # Each takes some microseconds, so this does not go through `GrammarMasker.fill`, nor ask the clock of the thread's
-    # own time, a system call, more than twice: it only says what none can have taken more than.
-    address, size, times = masks.ctypes.data, masks.shape[1] * masks.itemsize, []
-    began, last = clock(), perf_counter()
-    for i, grammar in grammars.items():
-        grammar.matcher.unsafe_compute_mask_ptr(address + i * size, size)
-        now = perf_counter()
-        times.append(now - last)
-        last = now
-    all_of_them = clock() - began
-    for grammar, took in zip(grammars.values(), times, strict=True):
-        grammar.learn(min(took, all_of_them))
 
 
 def _grammar(masker: Masker) -> GrammarMasker | None:

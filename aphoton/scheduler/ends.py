@@ -163,11 +163,12 @@ class Ends:
     def _accept(self, step: Step, results: Results, late: NDArray[np.bool_]) -> list[Sequence]:
         """Tell the maskers of their tokens; the sequences that may have no further one."""
         over: list[Sequence] = []
-        for index in np.flatnonzero(late).tolist():
+        tokens = results.tokens.tolist()
+        for index in late.nonzero()[0].tolist():
             sequence = step.sequences[index]
             if sequence.masker is not None:
                 try:
-                    if sequence.masker.accept(int(results.tokens[index])):
+                    if sequence.masker.accept(tokens[index]):
                         over.append(sequence)
                 except Exception as error:
                     self.finish(sequence, None, error=error)

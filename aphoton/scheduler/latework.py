@@ -5,8 +5,8 @@ import anyio.to_thread
 import numpy as np
 from numpy.typing import NDArray
 
-from aphoton.device.base import Late
-from aphoton.sampling import Masker, fill_all, loop_share, mask_words
+from aphoton.device.base import Device, Late
+from aphoton.sampling import QUICK, Masker, fill_all, fill_quick
 from aphoton.scheduler.scheduler import Scheduler
 from aphoton.scheduler.step import Step
 
@@ -16,9 +16,9 @@ __all__ = ["LateWork"]
 class LateWork:
     """Makes the `Late` of a step, from the state as of the step before."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, device: Device) -> None:
         self._scheduler = scheduler
-        self._words = mask_words(scheduler.limits.vocab_size)
+        self._device = device
         self._limiter: anyio.CapacityLimiter | None = None
 
     async def make(self, step: Step) -> Late | None:
@@ -31,18 +31,19 @@ class LateWork:
         batch, active = step.batch, self._scheduler.rows.active
         late = np.flatnonzero(batch.late & active[batch.rows]).tolist()
         masked = [(index, masker) for index in late if (masker := step.sequences[index].masker) is not None]
-        masks = np.empty((len(masked), self._words), np.uint32)
+        masks = self._device.masks(step.slot.index, len(masked))
         errors, at_once = await self._fill(masked, masks)
         for place, error in errors.items():
             sequence = step.sequences[masked[place][0]]
             if not sequence.finalized:
                 self._scheduler.ends.finish(sequence, None, error=error)
         indices = [index for index, _ in masked]
-        if errors or not at_once:  # else nobody can have ended, and the order is the same
+        if errors or not at_once:  # else nobody can have ended
             alive = active[batch.rows]
-            places = [place for place, index in enumerate(indices) if alive[index] and place not in errors]
-            indices, masks = [indices[place] for place in places], masks[places]
             late = [index for index in late if alive[index]]
+            places = [place for place, index in enumerate(indices) if alive[index] and place not in errors]
+            if len(places) < len(indices):
+                indices, masks = [indices[place] for place in places], masks[places]
         processors = []
         for index in late:
             sequence = step.sequences[index]
@@ -55,18 +56,17 @@ class LateWork:
     async def _fill(
         self, masked: list[tuple[int, Masker]], masks: NDArray[np.uint32]
     ) -> tuple[dict[int, Exception], bool]:
-        """`fill_all`, and whether that was all on the loop; else ``masked`` is in another order now."""
-        quick = loop_share([masker.cost for _, masker in masked])
-        if quick < len(masked):
-            masked.sort(key=lambda pair: pair[1].cost)
-            quick = loop_share([masker.cost for _, masker in masked])
+        """What was raised, by place in ``masked``, whose order may change; and whether the loop did it all."""
         maskers = [masker for _, masker in masked]
-        errors = fill_all(maskers[:quick], masks[:quick])
-        if quick == len(masked):
+        if any(masker.cost > QUICK for masker in maskers):
+            masked.sort(key=lambda pair: pair[1].cost)
+            maskers = [masker for _, masker in masked]
+        done, errors = fill_quick(maskers, masks)
+        if done == len(maskers):
             return errors, True
         # A limiter of its own: the app's threads may all be taken, and nobody gets a token before this is done.
         if self._limiter is None:
             self._limiter = anyio.CapacityLimiter(1)
-        others = await anyio.to_thread.run_sync(fill_all, maskers[quick:], masks[quick:], limiter=self._limiter)
-        errors.update({quick + place: error for place, error in others.items()})
+        others = await anyio.to_thread.run_sync(fill_all, maskers[done:], masks[done:], limiter=self._limiter)
+        errors.update({done + place: error for place, error in others.items()})
         return errors, False

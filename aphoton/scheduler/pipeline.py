@@ -34,7 +34,7 @@ class Pipeline:
         self.inflight: deque[Step] = deque()
         self.steps = 0
         self._launches = 0
-        self._late = LateWork(scheduler)
+        self._late = LateWork(scheduler, device)
         self._work = asyncio.Event()
         self._moved = time.monotonic()  # a step was committed, or there was something to do again
         self._closing = False

@@ -1,6 +1,7 @@
 """A device driven as the pipeline does, by launches made by hand."""
 
 import asyncio
+import dataclasses
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 
@@ -22,7 +23,12 @@ async def serving(device: Device) -> AsyncIterator[None]:
 
 
 async def drive(device: Device, steps: Sequence[tuple[Batch, Late | None]], *, depth: int = 2) -> list[Results]:
-    """The results of each step. At depth 2 a step is sampled when the one before has been read."""
+    """The results of each step. At depth 2 a step is sampled when the one before has been read.
+
+    Masks are written to the device's room for them, as the engine does, in every other step with some; else they are an
+    array of the caller's.
+    """
+    in_place = False
     results: list[Results] = []
 
     async def read(number: int) -> None:
@@ -46,6 +52,10 @@ async def drive(device: Device, steps: Sequence[tuple[Batch, Late | None]], *, d
         device.launch(number % 2, batch)
         if depth == 2 and number:
             await read(number - 1)
+        if late is not None and (in_place := not in_place):
+            room = device.masks(number % 2, len(late.masked))
+            room[:] = late.masks
+            late = dataclasses.replace(late, masks=room)
         device.sample(number % 2, late)
         if depth == 1:
             await read(number)

@@ -33,7 +33,7 @@ from aphoton.sampling import (
     GrammarVocabulary,
     Rules,
     fill_all,
-    loop_share,
+    fill_quick,
     mask_words,
 )
 from aphoton.sampling.masks import QUICK
@@ -626,7 +626,7 @@ def test_a_crowd_that_is_quick_is_seen_to_be(compiler: GrammarCompiler, monkeypa
         patch.setattr(aphoton.sampling.masks, "clock", iter(lambda: 0.0, 1.0).__next__)
         for _ in range(20):
             assert not fill_all(maskers, masks)
-    assert loop_share([masker.cost for masker in maskers]) == 32
+    assert all(masker.cost < QUICK / 10 for masker in maskers)
 
 
 def test_one_by_one_each_learns_what_it_costs(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -642,12 +642,27 @@ def test_one_by_one_each_learns_what_it_costs(compiler: GrammarCompiler, monkeyp
     monkeypatch.setattr(aphoton.sampling.masks, "perf_counter", iter([0.0, 1e-5, 0.02, 0.02001]).__next__)
     monkeypatch.setattr(aphoton.sampling.masks, "clock", iter([0.0, 0.02]).__next__)
     assert not fill_all(maskers, masks)
-    assert maskers[1].cost > QUICK and loop_share(sorted(masker.cost for masker in maskers)) == 2
+    assert maskers[1].cost > QUICK > max(maskers[0].cost, maskers[2].cost)
 
 
-def test_what_the_loop_may_do() -> None:
-    assert loop_share([]) == 0 and loop_share([1e-5] * 10 + [1.0]) == 10
-    assert loop_share([1.5e-4] * 64) == 6, "quick ones, too, are too many"
+def test_what_the_loop_may_do(compiler: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Up to one that takes long; and of quick ones those that its turn has time for."""
+    ready = compiled(compiler, json_schema=FORM)
+    masks = np.full((4, mask_words(VOCAB)), 0xA5A5A5A5, np.uint32)
+
+    def make(*costs: float) -> list[Any]:
+        maskers = [ready.masker() for _ in costs]
+        for masker, cost in zip(maskers, costs, strict=True):
+            masker.cost = cost
+        return maskers
+
+    monkeypatch.setattr(aphoton.sampling.masks, "perf_counter", lambda: 0.0)
+    assert fill_quick([], masks[:0]) == (0, {})
+    assert fill_quick(make(0.0, QUICK, 2 * QUICK, 0.0), masks) == (2, {})
+    assert bits(masks[0]) == bits(masks[1]) == mask_of(ready.masker()) and (masks[2:] == 0xA5A5A5A5).all()
+    monkeypatch.setattr(aphoton.sampling.masks, "perf_counter", iter([5.0, 5.0004, 5.0009, 5.0011]).__next__)
+    assert fill_quick(make(0.0, 0.0, 0.0, 0.0), masks) == (3, {})
+    assert bits(masks[2]) == mask_of(ready.masker()) and (masks[3] == 0xA5A5A5A5).all()
 
 
 @pytest.mark.parametrize("eos_ids", [(EOS,), ()])
@@ -674,6 +689,31 @@ def test_forced_text_has_the_models_own_tokens() -> None:
     assert mask_of(compiled(compiler, regex="hello").masker(), 260) == {256} and "hello" in told
     # This encoder's tokens spell another text: the longest that fit are taken.
     assert mask_of(compiled(compiler, regex="help").masker(), 260) == {258} and "help" in told
+
+
+def test_a_forced_text_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For all sequences; but not every text is kept for ever."""
+    told: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        told.append(text)
+        return list(text.encode())
+
+    monkeypatch.setattr("aphoton.sampling.grammarvocabulary.FORCED", 10)
+    monkeypatch.setattr("aphoton.sampling.grammarvocabulary.FORCED_LENGTH", 5)
+    compiler = GrammarCompiler(GrammarVocabulary(BYTES, vocab_size=256, encode=encode))
+
+    def times(text: str) -> int:
+        """That it is encoded for the first masks of four sequences."""
+        ready = compiled(compiler, regex=text)
+        told.clear()
+        assert [mask_of(ready.masker(), 256) for _ in range(4)] == [{ord(text[0])}] * 4
+        return told.count(text)
+
+    assert [times("hello"), times("longer")] == [0, 4]
+    for text in ("abcd", "bcde", "cdef", "defg", "efgh", "fghi", "ghij"):
+        compiled(compiler, regex=text)
+    assert [times("hello"), times("hello")] == [1, 0]
 
 
 @pytest.fixture(scope="module")

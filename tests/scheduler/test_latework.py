@@ -11,7 +11,9 @@ import pytest
 from numpy.typing import NDArray
 from scheduler.ticking import Ticking
 
+from aphoton.device.sim import SimDevice
 from aphoton.sampling import mask_words
+from aphoton.sampling.masks import TURN
 from aphoton.scheduler import Sequence
 from aphoton.scheduler.latework import LateWork
 
@@ -45,8 +47,22 @@ def tokens(mask: NDArray[np.uint32]) -> list[int]:
     return np.flatnonzero(np.unpackbits(mask.view(np.uint8), bitorder="little")).tolist()
 
 
-def made(of: Ticking) -> LateWork:
-    return LateWork(of.scheduler)
+class Room(SimDevice):
+    """A device of which nothing is wanted but room for masks.
+
+    :ivar given: what it gave last.
+    """
+
+    def __init__(self) -> None:
+        self.given = np.zeros((0, 0), np.uint32)
+
+    def masks(self, slot: int, count: int) -> NDArray[np.uint32]:
+        self.given = np.full((count, mask_words(VOCAB)), 0xA5A5A5A5, np.uint32)
+        return self.given
+
+
+def made(of: Ticking, room: Room | None = None) -> LateWork:
+    return LateWork(of.scheduler, room or Room())
 
 
 async def test_each_masked_row_gets_its_own_and_the_others_none() -> None:
@@ -63,6 +79,32 @@ async def test_each_masked_row_gets_its_own_and_the_others_none() -> None:
     assert [tokens(mask) for mask in late.masks] == [[40], [999]]
     here = threading.get_ident()
     assert quick.threads == [here] and slow.threads != [here] and not other.threads
+
+
+async def test_masks_are_where_the_device_wants_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aphoton.sampling.masks.perf_counter", lambda: 0.0)
+    of, room = Ticking(), Room()
+    for token in (3, 4):
+        of.add([1], masker=OneToken(token, quick=True))
+    of.launch()
+    late = await made(of, room).make(of.newest)
+    assert late is not None and late.masks is room.given
+    assert [tokens(mask) for mask in late.masks] == [[3], [4]]
+
+
+async def test_no_mask_is_begun_on_the_loop_when_its_turn_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    of = Ticking()
+    seconds = iter([0.0, 0.4 * TURN, 0.9 * TURN, 1.1 * TURN, *[2 * TURN] * 9])
+    monkeypatch.setattr("aphoton.sampling.masks.perf_counter", seconds.__next__)
+    maskers = [OneToken(token, quick=True) for token in range(4)]
+    for masker in maskers:
+        of.add([1], masker=masker)
+    of.launch()
+    late = await made(of).make(of.newest)
+    here = threading.get_ident()
+    assert [masker.threads == [here] for masker in maskers] == [True, True, True, False]
+    assert all(len(masker.threads) == 1 for masker in maskers)
+    assert late is not None and [tokens(mask) for mask in late.masks] == [[0], [1], [2], [3]]
 
 
 async def test_whoever_ends_while_masks_are_made_is_left_out() -> None:
@@ -106,6 +148,31 @@ async def test_one_that_can_make_no_mask_ends_alone_with_its_error(quick: bool) 
     assert str(bad.error) == "no way on"
     of.commit()
     assert (bad.output, len(good.output)) == ([], 1)
+
+
+@pytest.mark.parametrize("worse", [0, 1, 2, 3])
+async def test_an_error_is_its_own_sequences_wherever_the_masks_are_made(worse: int) -> None:
+    """Two on the loop and two in a thread, not in that order."""
+    of = Ticking()
+    kinds = [Broken if index == worse else OneToken for index in range(4)]
+    asks = [of.add([1], masker=kind(20 + i, quick=i in (1, 3))) for i, kind in enumerate(kinds)]
+    of.launch()
+    late = await made(of).make(of.newest)
+    others = [index for index in range(4) if index != worse]
+    assert [ask.error is not None for ask in asks] == [index == worse for index in range(4)]
+    assert late is not None and sorted(late.masked.tolist()) == others
+    assert [tokens(mask) for mask in late.masks] == [[20 + index] for index in late.masked.tolist()]
+
+
+async def test_masks_of_a_thread_are_where_the_device_wants_them() -> None:
+    """As long as nobody ends meanwhile."""
+    of, room = Ticking(), Room()
+    for index in range(3):
+        of.add([1], masker=OneToken(index, quick=index == 1))
+    of.launch()
+    late = await made(of, room).make(of.newest)
+    assert late is not None and late.masks is room.given
+    assert [tokens(mask) for mask in late.masks] == [[index] for index in late.masked.tolist()]
 
 
 async def test_an_error_that_comes_too_late_is_nobodys() -> None:

@@ -185,17 +185,21 @@ class CudaSampler:
         size: int,
     ) -> LateRows:
         """:param given: [4, m] places, rows, counts, and which of the masks they have."""
+        # The masks first, so that `CudaDevice.masks` knows where they will be.
+        sent_masks = (
+            None if processors and not len(masks) else staging.put(masks.view(np.int32), size * self.mask_words)
+        )
         # Each of the four begins at a multiple of four: see `Staging`.
         packed = np.zeros((4, -(-size // ALIGNED) * ALIGNED), np.int32)
         packed[:, : given.shape[1]] = given
-        sent = staging.put(packed).view(packed.shape).unbind()
+        places, rows, counts, masked = staging.put(packed).view(packed.shape).unbind()
         return LateRows(
             many=size,
-            places=sent[0],
-            rows=sent[1],
-            counts=sent[2],
-            masked=sent[3],
-            masks=None if processors and not len(masks) else staging.put(masks.view(np.int32), size * self.mask_words),
+            places=places,
+            rows=rows,
+            counts=counts,
+            masked=masked,
+            masks=sent_masks,
             processors=processors,
         )
 

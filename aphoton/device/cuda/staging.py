@@ -14,8 +14,8 @@ ALIGNED = 4
 class Staging:
     """int32 arrays, packed one behind the other in pinned memory, and the same on the device.
 
-    Hazard: what `put` returns, and the pinned memory behind it, belong to the step from `send` until its results have
-    been read. The next `begin` is for the next step of this slot.
+    Hazard: what `put` returns, and the pinned memory behind it, `room` included, belong to the step until its results
+    have been read: until then nothing is packed for the next step of this slot.
     """
 
     def __init__(self, size: int, device: torch.device) -> None:
@@ -26,8 +26,12 @@ class Staging:
         self._used = 0
 
     def begin(self) -> None:
-        """Pack anew."""
+        """Pack anew. What was written to `room` stays as it is."""
         self._used = 0
+
+    def room(self, count: int) -> NDArray[np.int32]:
+        """Where the next ``count`` values will be packed. What is written there and then `put` is not copied."""
+        return self._host[self._used : self._used + count]
 
     def put(self, array: NDArray[np.int32], size: int | None = None) -> Tensor:
         """Pack ``array``, filled up with zeros to ``size`` values; where it will be on the device after `send`.
@@ -36,7 +40,10 @@ class Staging:
         """
         begin, count = self._used, array.size
         end = begin + (count if size is None else size)
-        self._host[begin : begin + count] = array.ravel()
+        place = self._host[begin : begin + count]
+        written = np.may_share_memory(array, place) and array.ctypes.data == place.ctypes.data
+        if not (written and array.flags.c_contiguous):
+            place[:] = array.ravel()
         self._host[begin + count : end] = 0
         self._used = -(-end // ALIGNED) * ALIGNED
         return self._device[begin:end]

@@ -211,6 +211,18 @@ async def test_as_the_cpu(cuda: pytest.MonkeyPatch, depth: int, expected: list[R
 
 
 @pytest.mark.usefixtures("cuda")
+async def test_masks_are_made_where_they_are_sent_from() -> None:
+    """Each slot's in its own memory."""
+    device = open_standin(tiny(RandomCheckpoint(SHAPE), 24), config())
+    async with serving(device):
+        for slot in (0, 1):
+            room, staging = device.masks(slot, 3), device._slots[slot].late
+            staging.begin()
+            assert room.shape == (3, mask_words(VOCAB)) and room.flags.c_contiguous
+            assert room.ctypes.data == staging.room(1).ctypes.data
+
+
+@pytest.mark.usefixtures("cuda")
 async def test_the_reference_decoder(expected: list[Results]) -> None:
     device = open_standin(tiny(RandomCheckpoint(SHAPE), 24), config(), fused=False)
     async with serving(device):
