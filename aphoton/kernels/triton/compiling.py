@@ -88,12 +88,15 @@ def compile_only(folder: Path | None, capability: tuple[int, int], libcuda: Path
     compiled = Compiled()
     knobs.compilation.listener = compiled
     run, launchers = JITFunction.run, set()
+    platforms = _platforms() if folder is not None else [build.platform_key()]
 
     def compile_(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
         if kernel.hash not in launchers:
             launchers.add(kernel.hash)
-            CudaLauncher(kernel.src, kernel.metadata)  # before 3.7 each signature has one, in C
+            for platform in platforms:
+                build.platform_key = lambda platform=platform: platform
+                CudaLauncher(kernel.src, kernel.metadata)  # before 3.7 each signature has one, in C
         return kernel
 
     JITFunction.run = compile_
@@ -103,6 +106,16 @@ def compile_only(folder: Path | None, capability: tuple[int, int], libcuda: Path
 def assume_processors(count: int) -> None:
     """Have what is made from now on think that the GPU has so many multiprocessors."""
     decode_attention.PROCESSORS = count
+
+
+def _platforms() -> list[str]:
+    """What Triton's keys of host modules may say of a machine like this one.
+
+    The last part is what `platform.architecture` finds with the program ``file``: nothing where that is not installed,
+    and images that run a model have less than those that build them.
+    """
+    machine = build.platform_key().rpartition(",")[0]
+    return [f"{machine},{linkage}" for linkage in ("ELF", "")]
 
 
 def _keep(name: str, path: str, folder: Path | None) -> ModuleType:
