@@ -86,7 +86,7 @@ class Late:
 
     :ivar masked: [m] indices in the batch, each at most once.
     :ivar masks: [m, mask_words] uint32: bit t % 32 of word t // 32 says that token t may be sampled. In
-        place of what the row's `RowSampling.allowed` says. Best in what `Device.masks` gave.
+        place of what the row's `RowSampling.allowed` says. What is not in `Device.masks` is copied.
     :ivar processors: (index in the batch, processor, the row's output so far).
     """
 
@@ -167,9 +167,10 @@ class Device(Protocol):
         """Enqueue the forward of ``batch``, or begin to: what is left follows while `results` are awaited."""
 
     def masks(self, slot: int, count: int) -> NDArray[np.uint32]:
-        """Room for `Late.masks`, [count, mask_words], of what `sample` gets next: from there they need not be copied.
+        """Memory for the `Late.masks` of the step launched in ``slot``: [count, mask_words], contiguous; what is in it
+        means nothing.
 
-        What is in it means nothing. It is the step's until its results have been released.
+        A second call gives the same. Hazard: from `sample` until `release` it is the device's.
         """
 
     def sample(self, slot: int, late: Late | None = None) -> None:

@@ -334,7 +334,7 @@ class SimDevice:
         for index in masks:
             if not batch.late[index] or batch.partial[index]:
                 raise SimFault(f"a mask for row {batch.rows[index]}, which has none or is not sampled")
-        # A GPU copies the room's later: who writes to it meanwhile changes what is sampled.
+        # A GPU copies the room's later: whoever writes to it before that changes what is sampled.
         return masks if np.may_share_memory(late.masks, room) else {index: mask.copy() for index, mask in masks.items()}
 
     def _probe(self, call: str) -> None:

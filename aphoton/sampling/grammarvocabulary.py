@@ -12,9 +12,12 @@ from aphoton.sampling.masker import mask_words
 
 __all__ = ["GrammarVocabulary"]
 
-FORCED, FORCED_LENGTH = 1024, 64
-"""Texts that a grammar has forced to keep the tokens of, and the characters that they may have: sequences of one
-grammar come to the same ones, and some tokenizers take longer than a mask."""
+FORCED = 1024
+"""Forced texts whose tokens are kept: sequences of one grammar force the same ones, and some tokenizers take longer for
+a text than its mask does."""
+
+FORCED_LENGTH = 64
+"""Characters of the longest of them."""
 
 
 class GrammarVocabulary:
@@ -108,18 +111,16 @@ class _Source:
         self.special_token_ids = sorted({i for i in special if i < vocab_size} | set(eos_ids))
         self._encode = encode
         self._size = vocab_size
-        self._known = lru_cache(FORCED)(self._encoded)
+        # Not of a method of this object's: the two would hold each other.
+        self._known = None if encode is None else lru_cache(FORCED)(encode)
         # llguidance holds this object, and Python's garbage collector cannot see that: it must not hold llguidance's.
         self._greedy = weakref.WeakMethod(greedy)
 
     def __call__(self, text: str | bytes) -> list[int]:
-        return (self._known if len(text) <= FORCED_LENGTH else self._encoded)(text)
-
-    def _encoded(self, text: str | bytes) -> list[int]:
         if isinstance(text, bytes):
             text = text.decode()
-        if self._encode is not None:
-            ids = self._encode(text)
+        if self._encode is not None and self._known is not None:
+            ids = self._known(text) if len(text) <= FORCED_LENGTH else self._encode(text)
             # Some tokenizers put a space in front of a text, or change its characters: those tokens are another text's.
             if all(i < self._size for i in ids) and b"".join([self.tokens[i] for i in ids]) == text.encode():
                 return ids

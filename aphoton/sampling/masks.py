@@ -33,8 +33,8 @@ def _executor() -> LLExecutor:
 
 
 def fill_quick(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> tuple[int, dict[int, Exception]]:
-    """`Masker.fill` for the first ones, as far as the loop may do it itself: up to one whose mask takes long, and for
-    no longer than a turn of the loop.
+    """`Masker.fill` for the first ones, as far as the loop may do it itself: up to one whose mask takes long, and until
+    they have taken `TURN` together.
 
     A thread would have to wake and take the interpreter's lock in turn with the loop, which takes longer than the masks
     of many; and sequences of one grammar take turns in any case, for they share a lexer.
@@ -86,8 +86,8 @@ def _fill_in_turn(
     turn: float = float("inf"),
 ) -> tuple[int, dict[int, Exception]]:
     # A grammar's mask takes some microseconds, and nobody gets a token before the last one is made. So these do not go
-    # through `GrammarMasker.fill`, which asks the clock of the thread's own time, a system call, twice for each:
-    # here that only says what none of them can have taken more than.
+    # through `GrammarMasker.fill`, which asks the clock of the thread's own time, a system call, twice for each. Here
+    # it is asked twice for all of them, which bounds the time of each.
     address, size = masks.ctypes.data, masks.shape[1] * masks.itemsize
     times: list[float] = []
     errors: dict[int, Exception] = {}
@@ -96,20 +96,20 @@ def _fill_in_turn(
     for i, masker in enumerate(maskers):
         if masker.cost > quick or last >= until:
             break
-        if isinstance(masker, GrammarMasker):
-            masker.matcher.unsafe_compute_mask_ptr(address + i * size, size)
-        else:
-            try:
+        try:
+            if isinstance(masker, GrammarMasker):
+                masker.matcher.unsafe_compute_mask_ptr(address + i * size, size)
+            else:
                 masker.fill(masks[i])
-            except Exception as error:
-                errors[i] = error
+        except Exception as error:
+            errors[i] = error
         now = perf_counter()
         times.append(now - last)
         last = now
     most = clock() - began
     for i, took in enumerate(times):
         masker = maskers[i]
-        if isinstance(masker, GrammarMasker):
+        if isinstance(masker, GrammarMasker) and i not in errors:
             masker.learn(min(took, most))
             try:
                 masker.finish(masks[i])

@@ -56,7 +56,10 @@ class LateWork:
     async def _fill(
         self, masked: list[tuple[int, Masker]], masks: NDArray[np.uint32]
     ) -> tuple[dict[int, Exception], bool]:
-        """What was raised, by place in ``masked``, whose order may change; and whether the loop did it all."""
+        """What was raised, by place in ``masked``, and whether the loop did it all.
+
+        Sorts ``masked`` where some take long, so that the loop does those that do not.
+        """
         maskers = [masker for _, masker in masked]
         if any(masker.cost > QUICK for masker in maskers):
             masked.sort(key=lambda pair: pair[1].cost)

@@ -301,6 +301,36 @@ async def test_masks_and_allowed_ids() -> None:
     assert (await sim.results(0)).tokens.tolist() == [600, 500, 3]
 
 
+async def test_masks_in_its_room_are_read_when_the_step_runs() -> None:
+    """As a copy to a GPU does; others are copied at once."""
+
+    async def sampled(*, in_place: bool) -> int:
+        sim = device()
+        sim.launch(0, batch((1, 0, [1]), pages=[(1, 0, 1)], admitted=[row(1)], late=[1]))
+        late = masks({0: {600}})
+        if in_place:
+            room = sim.masks(0, 1)
+            room[:] = late.masks
+            late.masks = room
+        sim.sample(0, late)
+        late.masks[:] = masks({0: {700}}).masks
+        return int((await sim.results(0)).tokens[0])
+
+    assert [await sampled(in_place=True), await sampled(in_place=False)] == [700, 600]
+
+
+def test_there_is_room_for_masks_between_launch_and_sampling_only() -> None:
+    sim = device()
+    with pytest.raises(SimFault, match="no forward to make masks for"):
+        sim.masks(0, 1)
+    sim.launch(0, batch((1, 0, [1]), pages=[(1, 0, 1)], admitted=[row(1)], late=[1]))
+    room = sim.masks(0, 1)
+    assert room.shape == (1, mask_words(1000)) and room.any(), "what is in it means nothing"
+    sim.sample(0, masks({0: {600}}))
+    with pytest.raises(SimFault, match="no forward to make masks for"):
+        sim.masks(0, 1)
+
+
 async def test_where_nothing_may_come_the_row_is_barred() -> None:
     sim = device()
     banned = RowSampling(seed=0, row=1, min_tokens=1, banned=(4, 5))

@@ -716,6 +716,21 @@ def test_a_forced_text_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [times("hello"), times("hello")] == [1, 0]
 
 
+def test_a_tokenizer_that_misspells_is_kept_too() -> None:
+    """The longest tokens that fit are taken each time."""
+    told: list[str] = []
+
+    def encode(text: str) -> list[int]:
+        told.append(text)
+        return [0]
+
+    compiler = GrammarCompiler(GrammarVocabulary([*BYTES, b"he"], vocab_size=257, encode=encode))
+    for _ in range(3):
+        compiler._compiled.clear()
+        assert mask_of(compiled(compiler, regex="hello").masker(), 257) == {256}
+    assert told.count("hello") == 1
+
+
 @pytest.fixture(scope="module")
 def smollm2_text(smollm2: Path) -> Tokenizer:
     fields = gguf.GGUFReader(smollm2).fields

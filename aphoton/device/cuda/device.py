@@ -152,9 +152,8 @@ class CudaDevice:
                 self._replay(slot, state, batch)
 
     def masks(self, slot: int, count: int) -> NDArray[np.uint32]:
-        staging, words = self._slots[slot].late, self._sampler.mask_words
-        staging.begin()
-        return staging.room(count * words).reshape(count, words).view(np.uint32)
+        words = self._sampler.mask_words
+        return self._slots[slot].late.room(count * words).reshape(count, words).view(np.uint32)
 
     def sample(self, slot: int, late: Late | None = None) -> None:
         """Enqueue the sampling of late rows: `launch` has enqueued everybody else's."""

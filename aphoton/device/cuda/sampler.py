@@ -185,7 +185,7 @@ class CudaSampler:
         size: int,
     ) -> LateRows:
         """:param given: [4, m] places, rows, counts, and which of the masks they have."""
-        # The masks first, so that `CudaDevice.masks` knows where they will be.
+        # The masks first, and nothing before them: they may be there already (`CudaDevice.masks`).
         sent_masks = (
             None if processors and not len(masks) else staging.put(masks.view(np.int32), size * self.mask_words)
         )

@@ -26,12 +26,12 @@ class Staging:
         self._used = 0
 
     def begin(self) -> None:
-        """Pack anew. What was written to `room` stays as it is."""
+        """Pack anew. What was written to `room` before stays there, for `put`."""
         self._used = 0
 
     def room(self, count: int) -> NDArray[np.int32]:
-        """Where the next ``count`` values will be packed. What is written there and then `put` is not copied."""
-        return self._host[self._used : self._used + count]
+        """Where what is `put` first after `begin` is packed: ``count`` values that are there already need no copy."""
+        return self._host[:count]
 
     def put(self, array: NDArray[np.int32], size: int | None = None) -> Tensor:
         """Pack ``array``, filled up with zeros to ``size`` values; where it will be on the device after `send`.
@@ -40,10 +40,7 @@ class Staging:
         """
         begin, count = self._used, array.size
         end = begin + (count if size is None else size)
-        place = self._host[begin : begin + count]
-        written = np.may_share_memory(array, place) and array.ctypes.data == place.ctypes.data
-        if not (written and array.flags.c_contiguous):
-            place[:] = array.ravel()
+        self._host[begin : begin + count] = array.ravel()  # numpy does nothing where they are the same memory
         self._host[begin + count : end] = 0
         self._used = -(-end // ALIGNED) * ALIGNED
         return self._device[begin:end]

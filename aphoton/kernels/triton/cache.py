@@ -14,7 +14,8 @@ __all__ = ["FOLDER", "MODULES", "PrebuiltCache"]
 FOLDER = "triton"
 """Of the prebuilt folder: Triton's own cache."""
 MODULES = "modules"
-"""Of the prebuilt folder: what Triton compiles for the host, under keys that tell of the machine's libraries."""
+"""Of the prebuilt folder: what Triton compiles for the host under keys that tell of the machine's libraries. Its
+launchers, before 3.7, have keys as kernels have, and are in `FOLDER`."""
 
 
 class PrebuiltCache(CacheManager):  # type: ignore[misc]

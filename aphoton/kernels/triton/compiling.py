@@ -88,7 +88,8 @@ def compile_only(folder: Path | None, capability: tuple[int, int], libcuda: Path
     compiled = Compiled()
     knobs.compilation.listener = compiled
     run, launchers = JITFunction.run, set()
-    platforms = _platforms() if folder is not None else [build.platform_key()]
+    platform_key = build.platform_key
+    platforms = [platform_key()] if folder is None else _platforms(platform_key())
 
     def compile_(self: Any, *args: Any, grid: Any, warmup: bool, **options: Any) -> Any:
         kernel = run(self, *args, grid=grid, warmup=True, **options)
@@ -97,6 +98,7 @@ def compile_only(folder: Path | None, capability: tuple[int, int], libcuda: Path
             for platform in platforms:
                 build.platform_key = lambda platform=platform: platform
                 CudaLauncher(kernel.src, kernel.metadata)  # before 3.7 each signature has one, in C
+            build.platform_key = platform_key
         return kernel
 
     JITFunction.run = compile_
@@ -108,13 +110,13 @@ def assume_processors(count: int) -> None:
     decode_attention.PROCESSORS = count
 
 
-def _platforms() -> list[str]:
-    """What Triton's keys of host modules may say of a machine like this one.
+def _platforms(key: str) -> list[str]:
+    """What Triton's keys of host modules may say of a machine like this one, of which they say ``key``.
 
     The last part is what `platform.architecture` finds with the program ``file``: nothing where that is not installed,
     and images that run a model have less than those that build them.
     """
-    machine = build.platform_key().rpartition(",")[0]
+    machine = key.rpartition(",")[0]
     return [f"{machine},{linkage}" for linkage in ("ELF", "")]
 
 
