@@ -40,7 +40,10 @@ def build_prefill(
         spec.build(verbose=False)
         target = folder / FOLDER / spec.name
         target.mkdir(parents=True, exist_ok=True)
-        shutil.copy(spec.jit_library_path, target / f"{spec.name}.so")
+        library = target / f"{spec.name}.so"
+        # Somebody may be using the folder: another model's kernels may be the same.
+        shutil.copy(spec.jit_library_path, library.with_suffix(".new"))
+        library.with_suffix(".new").replace(library)
         built.append(spec.name)
         return SimpleNamespace(plan=None, ragged_run=None, paged_run=None)
 

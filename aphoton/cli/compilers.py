@@ -1,9 +1,11 @@
-"""`find_nvcc`, `find_cc`: the compilers that FlashInfer and Triton would use."""
+"""`find_nvcc`, `cuda_release`, `find_cc`: the compilers that FlashInfer and Triton would use."""
 
 import os
+import re
 import shutil
+import subprocess
 
-__all__ = ["find_cc", "find_nvcc"]
+__all__ = ["cuda_release", "find_cc", "find_nvcc"]
 
 
 def find_nvcc() -> str | None:
@@ -14,6 +16,16 @@ def find_nvcc() -> str | None:
     if home:
         return shutil.which("nvcc", path=f"{home}/bin")
     return shutil.which("nvcc") or shutil.which("nvcc", path="/usr/local/cuda/bin")
+
+
+def cuda_release() -> str | None:
+    """Of the toolkit that nvcc belongs to: ``13.0``. None where there is none, or it does not say."""
+    nvcc = find_nvcc()
+    if nvcc is None:
+        return None
+    said = subprocess.run([nvcc, "--version"], capture_output=True, text=True, check=False).stdout
+    found = re.search(r"release (\d+\.\d+)", said)
+    return found[1] if found else None
 
 
 def find_cc() -> str | None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from aphoton import EngineConfig, InvalidRequest
-from aphoton.cli.compilers import find_cc, find_nvcc
+from aphoton.cli.compilers import cuda_release, find_cc, find_nvcc
 from aphoton.cli.engine import engine_options
 from aphoton.cli.missing import MissingExtra
 from aphoton.cli.terminal import FetchBar, say
@@ -51,7 +51,7 @@ def prebuild(
     with FetchBar() as bar:
         source = _source(model, config, bar)
     dtype = _dtype(config)
-    begin(out, arch)
+    begin(out, arch, cuda=cuda_release())
     with tempfile.TemporaryDirectory() as scratch:
         libcuda = _libcuda(Path(scratch))
         since = time.perf_counter()

@@ -1,5 +1,6 @@
 """`use_prebuilt`: the kernels that `aphoton prebuild` has compiled, for this process."""
 
+import contextlib
 import functools
 import json
 import os
@@ -72,36 +73,46 @@ def use_prebuilt(device: torch.device) -> None:
     _used[:] = [folder]
     # Triton asks at each kernel. Whoever has a manager of their own keeps it.
     os.environ.setdefault("TRITON_CACHE_MANAGER", "aphoton.kernels.triton.cache:PrebuiltCache")
-    if not _home_is_writable():
-        # FlashInfer writes the sources that it would compile, and a log, before it looks for what is compiled.
-        place = Path(tempfile.gettempdir()) / f"aphoton-flashinfer-{os.getuid()}"
-        os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", str(place))
+    # FlashInfer writes the sources that it would compile, and a log, before it looks for what is compiled.
+    place = str(Path(tempfile.gettempdir()) / f"aphoton-flashinfer-{os.getuid()}")
+    home = _home()
+    if home is None:
+        os.environ.setdefault("HOME", place)  # it asks for it in any case
+    if home is None or not _is_writable(home / ".cache" / "flashinfer" / _flashinfer_version()):
+        os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", place)
 
 
-def begin(folder: Path, arch: str) -> None:
-    """Make ``folder`` ready for kernels. Those of an earlier time stay, if they are for the same versions.
+def begin(folder: Path, arch: str, *, cuda: str | None = None) -> None:
+    """Make ``folder`` ready for kernels. Those of an earlier time stay, if they are for the same versions, and may be
+    used meanwhile.
 
+    :param cuda: version of the CUDA toolkit, whose runtime library FlashInfer's modules want at the run.
     :raises InvalidRequest: when there is something else in it.
     """
     folder.mkdir(parents=True, exist_ok=True)
     there = _read(folder)
     if there is None and any(folder.iterdir()):
         raise InvalidRequest("out", f"must be a new folder, or one of `aphoton prebuild`, and {folder} is neither")
-    record: dict[str, object] = {"arch": arch, **_here()}
-    if there is not None and any(there.get(name) != record.get(name) for name in ("arch", *HERE, *PACKAGES)):
-        shutil.rmtree(folder)
-        folder.mkdir()
+    record: dict[str, object] = {"arch": arch, **({} if cuda is None else {"cuda": cuda}), **_here()}
+    if there is not None:
+        if all(there.get(name) == record.get(name) for name in ("arch", "cuda", *HERE, *PACKAGES)):
+            return
+        for path in folder.iterdir():
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
     _write(folder, record)
 
 
 def seal(folder: Path, **made_for: object) -> None:
-    """Say that all is there: before, nobody uses it.
+    """Say that all is there: before, nobody uses it. Whoever runs an engine may read it, and need not be who made it.
 
     :param made_for: for people: nothing compares it.
     """
     record = _read(folder)
     assert record is not None
     _write(folder, {**record, "made_for": made_for})
+    for path in (folder, *folder.rglob("*")):
+        with contextlib.suppress(PermissionError):  # somebody else's, of an earlier time
+            path.chmod(path.stat().st_mode | (0o555 if path.is_dir() else 0o444))
 
 
 def _read(folder: Path) -> dict[str, object] | None:
@@ -113,14 +124,33 @@ def _read(folder: Path) -> dict[str, object] | None:
 
 
 def _write(folder: Path, record: dict[str, object]) -> None:
-    (folder / FILE).write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    new = folder / f"{FILE}.new"
+    new.write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    new.replace(folder / FILE)
 
 
-def _home_is_writable() -> bool:
+def _home() -> Path | None:
     try:
-        return os.access(Path.home(), os.W_OK)
+        return Path.home()
     except RuntimeError:  # a user without one
+        return None
+
+
+def _is_writable(place: Path) -> bool:
+    """Whether there could be files in it, which may have to be made first."""
+    try:
+        while not place.exists():
+            place = place.parent
+    except OSError:  # nobody lets us see
         return False
+    return os.access(place, os.W_OK | os.X_OK)
+
+
+def _flashinfer_version() -> str:
+    try:
+        return version(PACKAGES["flashinfer"])
+    except PackageNotFoundError:
+        return ""
 
 
 def _here() -> dict[str, str]:
@@ -136,6 +166,8 @@ def _here() -> dict[str, str]:
 
 @functools.cache  # so that it warns once
 def _fits(folder: Path, capability: tuple[int, int]) -> bool:
+    if (folder / FILE).exists() and not os.access(folder / FILE, os.R_OK):
+        raise InvalidRequest(VARIABLE, f"{folder / FILE} may not be read by this user")
     recorded = _read(folder)
     if recorded is None or "made_for" not in recorded:
         raise InvalidRequest(
@@ -146,6 +178,9 @@ def _fits(folder: Path, capability: tuple[int, int]) -> bool:
         for name, found in _here().items()
         if name in recorded and recorded[name] != found
     ]
+    cuda = recorded.get("cuda")
+    if cuda is not None and torch.version.cuda is not None and _major(str(cuda)) != _major(torch.version.cuda):
+        wrong.append(f"CUDA {cuda} (here {torch.version.cuda}, which is torch's)")
     if parse_arch(str(recorded["arch"])) != capability:
         wrong.insert(0, f"compute capability {recorded['arch']} (here {capability[0]}.{capability[1]})")
     if wrong:
@@ -156,3 +191,7 @@ def _fits(folder: Path, capability: tuple[int, int]) -> bool:
             stacklevel=2,
         )
     return not wrong
+
+
+def _major(release: str) -> str:
+    return release.partition(".")[0]

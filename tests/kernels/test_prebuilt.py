@@ -1,5 +1,6 @@
 """Kernels that came compiled: when they are used, and what is said when they are not."""
 
+import contextlib
 import json
 import os
 import warnings
@@ -19,6 +20,7 @@ DEVICE = torch.device("cuda", 0)
 @pytest.fixture(autouse=True)
 def _clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    monkeypatch.setattr(prebuilt.torch.version, "cuda", "13.0")
     for name in ("TRITON_CACHE_MANAGER", "FLASHINFER_WORKSPACE_BASE", prebuilt.VARIABLE):
         monkeypatch.setenv(name, "")  # so that it is undone, whatever the code does
         monkeypatch.delenv(name)
@@ -54,19 +56,74 @@ def test_a_folder_that_fits_is_used(folder: Path) -> None:
 def test_what_a_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TRITON_CACHE_MANAGER", "mine:Own")
     monkeypatch.setenv("FLASHINFER_WORKSPACE_BASE", "/mine")
-    monkeypatch.setattr(prebuilt, "_home_is_writable", lambda: False)
+    monkeypatch.setattr(prebuilt, "_home", lambda: None)
+    monkeypatch.setenv("HOME", "/mine/too")
     use_prebuilt(DEVICE)
+    assert os.environ["HOME"] == "/mine/too"
     assert os.environ["TRITON_CACHE_MANAGER"] == "mine:Own"
     assert os.environ["FLASHINFER_WORKSPACE_BASE"] == "/mine"
 
 
 @pytest.mark.usefixtures("folder")
-def test_flashinfer_writes_somewhere_else_than_a_read_only_home(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("made", ["", ".cache", ".cache/flashinfer", ".cache/flashinfer/0.1"])
+def test_flashinfer_writes_somewhere_else_where_it_may_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
+) -> None:
+    home = tmp_path / "home"
+    (home / made).mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setattr(prebuilt, "_flashinfer_version", lambda: "0.1")
     use_prebuilt(DEVICE)
     assert "FLASHINFER_WORKSPACE_BASE" not in os.environ
-    monkeypatch.setattr(prebuilt, "_home_is_writable", lambda: False)
+    # Root may write everywhere: the user is one that may write here only to the others.
+    monkeypatch.setattr(os, "access", lambda path, mode: Path(path) != home / made)
     use_prebuilt(DEVICE)
     assert "aphoton-flashinfer" in os.environ["FLASHINFER_WORKSPACE_BASE"]
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_user_without_a_home_gets_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """FlashInfer asks for it when it is imported."""
+
+    def none() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", none)
+    monkeypatch.delenv("HOME")
+    use_prebuilt(DEVICE)
+    assert os.environ["HOME"] == os.environ["FLASHINFER_WORKSPACE_BASE"]
+
+
+@pytest.mark.parametrize(("toolkit", "fits"), [("13.2", True), ("12.8", False), (None, True)])
+def test_another_cuda_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toolkit: str | None, fits: bool) -> None:
+    """FlashInfer's modules want its runtime library, which is torch's at the run."""
+    begin(tmp_path / "kernels", "9.0a", cuda=toolkit)
+    seal(tmp_path / "kernels")
+    monkeypatch.setenv(prebuilt.VARIABLE, str(tmp_path / "kernels"))
+    with contextlib.nullcontext() if fits else pytest.warns(RuntimeWarning, match=r"CUDA 12\.8 \(here 13\.0"):
+        use_prebuilt(DEVICE)
+    assert (prebuilt_folder() is not None) == fits
+
+
+def test_it_may_be_read_by_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "kernels"
+    before = os.umask(0o077)
+    try:
+        begin(place, "9.0a")
+        (place / "triton").mkdir()
+        (place / "triton/kernel").touch()
+        seal(place)
+    finally:
+        os.umask(before)
+    assert [oct(path.stat().st_mode & 0o777) for path in (place, place / "triton", place / "triton/kernel")] == [
+        "0o755",
+        "0o755",
+        "0o644",
+    ]
+    monkeypatch.setenv(prebuilt.VARIABLE, str(place))
+    monkeypatch.setattr(os, "access", lambda path, mode: False)
+    with pytest.raises(InvalidRequest, match=r"versions\.json may not be read by this user"):
+        use_prebuilt(DEVICE)
 
 
 def test_other_versions_are_told_once_and_not_used(folder: Path) -> None:
@@ -107,13 +164,27 @@ def test_architectures() -> None:
 
 
 def test_a_folder_is_added_to_while_nothing_changes(folder: Path) -> None:
+    """And used meanwhile, and afterwards, whatever becomes of the addition."""
     (folder / "kernel").touch()
     begin(folder, "9.0a")
     assert (folder / "kernel").exists()
+    use_prebuilt(DEVICE)
+    assert prebuilt_folder() == folder
+    begin(folder, "9.0a", cuda="13.0")
+    assert not (folder / "kernel").exists()
+    prebuilt._fits.cache_clear()
     with pytest.raises(InvalidRequest, match="has finished"):
         use_prebuilt(DEVICE)
-    begin(folder, "8.0")
-    assert not (folder / "kernel").exists()
+
+
+def test_a_folder_of_other_versions_is_made_anew(folder: Path, tmp_path: Path) -> None:
+    """It may be a link."""
+    (folder / "triton").mkdir()
+    (folder / "triton/kernel").touch()
+    link = tmp_path / "link"
+    link.symlink_to(folder)
+    begin(link, "8.0")
+    assert [path.name for path in folder.iterdir()] == ["versions.json"]
 
 
 def test_a_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:

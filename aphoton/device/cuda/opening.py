@@ -117,8 +117,7 @@ def open_cuda(source: Source, config: EngineConfig, progress: Progress | None) -
 
 def _open(source: Source, config: EngineConfig, progress: Progress | None, device: torch.device) -> Device:
     fused = _fused(source, config, device)
-    if fused:
-        use_prebuilt(device)
+    use_prebuilt(device)  # the sampler's are for any decoder
     # These need triton, which a machine without a GPU need not have.
     from aphoton.device.cuda.device import CudaDevice
     from aphoton.models.fused import FusedDecoder

@@ -39,7 +39,7 @@ def launch_variants(source: Source, config: EngineConfig, dtype: torch.dtype) ->
     decoder = Decoder(source.config, dtype=dtype, device="meta")
     kv = source.kv_cache(config, dtype, 1, "meta")
     columns = -(-source.max_model_len // config.page_size)
-    rows = max(config.max_rows, 2)
+    rows = max(config.max_rows, 3)
     state = RowState(last=_ints(rows + 1), tables=_ints(rows + 1, columns))
 
     logits = torch.empty(rows, source.config.vocab_size, dtype=dtype, device="meta")
@@ -58,9 +58,9 @@ def launch_variants(source: Source, config: EngineConfig, dtype: torch.dtype) ->
         for splits in (1 << power for power in range(MOST_SPLITS.bit_length())):
             assume_processors(splits * source.config.num_kv_heads)  # two programs each, for a batch of two
             fused().decode(_ints(2), _ints(2), state, logits[:2])
-        if rows > 2:
-            assume_processors(source.config.num_kv_heads)  # three programs each
-            fused().decode(_ints(3), _ints(3), state, logits[:3])
+        # Three programs each, as on a small GPU, or a part of one, with as few as two rows.
+        assume_processors(source.config.num_kv_heads)
+        fused().decode(_ints(3), _ints(3), state, logits[:3])
         assume_processors(PROCESSORS)
         _sample(source, config, dtype)
 
