@@ -170,7 +170,7 @@ class Device(Protocol):
         """Memory for the `Late.masks` of the step launched in ``slot``: [count, mask_words], contiguous; what is in it
         means nothing.
 
-        A second call gives the same. Hazard: from `sample` until `release` it is the device's.
+        Hazard: from `sample` until `release` it is the device's; and a second call may give the same.
         """
 
     def sample(self, slot: int, late: Late | None = None) -> None:

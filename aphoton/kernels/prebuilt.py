@@ -78,7 +78,7 @@ def use_prebuilt(device: torch.device) -> None:
     home = _home()
     if home is None:
         os.environ.setdefault("HOME", place)  # it asks for it in any case
-    if home is None or not _is_writable(home / ".cache" / "flashinfer" / _flashinfer_version()):
+    if home is None or not _is_writable(home / ".cache" / "flashinfer" / _here().get("flashinfer", "")):
         os.environ.setdefault("FLASHINFER_WORKSPACE_BASE", place)
 
 
@@ -98,7 +98,10 @@ def begin(folder: Path, arch: str, *, cuda: str | None = None) -> None:
         if all(there.get(name) == record.get(name) for name in ("arch", "cuda", *HERE, *PACKAGES)):
             return
         for path in folder.iterdir():
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     _write(folder, record)
 
 
@@ -144,13 +147,6 @@ def _is_writable(place: Path) -> bool:
     except OSError:  # nobody lets us see
         return False
     return os.access(place, os.W_OK | os.X_OK)
-
-
-def _flashinfer_version() -> str:
-    try:
-        return version(PACKAGES["flashinfer"])
-    except PackageNotFoundError:
-        return ""
 
 
 def _here() -> dict[str, str]:

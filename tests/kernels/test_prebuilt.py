@@ -64,15 +64,17 @@ def test_what_a_user_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert os.environ["FLASHINFER_WORKSPACE_BASE"] == "/mine"
 
 
-@pytest.mark.usefixtures("folder")
 @pytest.mark.parametrize("made", ["", ".cache", ".cache/flashinfer", ".cache/flashinfer/0.1"])
 def test_flashinfer_writes_somewhere_else_where_it_may_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
 ) -> None:
+    monkeypatch.setattr(prebuilt, "version", lambda distribution: "0.1")
+    begin(tmp_path / "kernels", "9.0a")
+    seal(tmp_path / "kernels")
+    monkeypatch.setenv(prebuilt.VARIABLE, str(tmp_path / "kernels"))
     home = tmp_path / "home"
     (home / made).mkdir(parents=True)
     monkeypatch.setenv("HOME", str(home))
-    monkeypatch.setattr(prebuilt, "_flashinfer_version", lambda: "0.1")
     use_prebuilt(DEVICE)
     assert "FLASHINFER_WORKSPACE_BASE" not in os.environ
     # Root may write everywhere: the user is one that may write here only to the others.

@@ -4,8 +4,9 @@ import gc
 import weakref
 
 import numpy as np
+from sampling.grammars import compiled
 
-from aphoton.sampling import Grammar, GrammarCompiler, GrammarVocabulary
+from aphoton.sampling import GrammarCompiler, GrammarVocabulary
 
 
 class Encoder:
@@ -25,7 +26,7 @@ def test_a_vocabulary_lets_its_tokenizer_go() -> None:
         [bytes([i]) for i in range(256)] + [b""], eos_ids=(256,), vocab_size=257, encode=encoder
     )
     compiler = GrammarCompiler(vocabulary)
-    masker = compiler.compile_here(Grammar.of(choices=("yes",))).masker()  # type: ignore[union-attr]
+    masker = compiled(compiler, choices=("yes",)).masker()
     masker.fill(np.empty(vocabulary.words, np.uint32))
     gc.disable()
     try:
