@@ -134,7 +134,9 @@ class Results:
     :ivar tokens: [n] sampled ids.
     :ivar began, ended: when the device worked on the step, forward and sampling, in seconds on `Device.now`'s clock.
     :ivar faulty: [n] true where the logits, as the model made them, were not finite: the token means nothing.
+        None: nowhere.
     :ivar barred: [n] true where they were, and what the row asks for has left no token: the one here means nothing.
+        None: nowhere.
     :ivar logprobs: [n] of the chosen token, where the row asked; None when no row of the step did.
     :ivar top_ids, top_logprobs: [n, k] the likeliest tokens, best first, where it did; k the most that any asked for.
     :ivar scores: in the order of `Batch.scored`.

@@ -25,19 +25,20 @@ class GrammarMasker:
 
     :ivar cost: seconds that a mask takes: the last ones' mean, and at once the last one's when that took longer.
     :ivar matcher: llguidance's state.
+    :ivar inside: the model's bits of a mask's last word: llguidance has a token more, and a grammar may name it.
     """
 
     __slots__ = (
         "_count",
         "_eos",
         "_field",
-        "_inside",
         "_kept",
         "_min_tokens",
         "_narrowed",
         "_on_error",
         "_vocabulary",
         "cost",
+        "inside",
         "matcher",
     )
 
@@ -58,8 +59,7 @@ class GrammarMasker:
         self._on_error = on_error
         self._vocabulary = vocabulary
         self._eos = frozenset(vocabulary.eos_ids)
-        # Bits of the last word that are the model's: llguidance has a token more, and a grammar may name it.
-        self._inside = np.uint32((1 << vocabulary.vocab_size % 32) - 1)
+        self.inside = np.uint32((1 << vocabulary.vocab_size % 32) - 1)
         self._count = 0
         self._min_tokens = min_tokens
         self._kept: NDArray[np.uint32] | None = None
@@ -82,11 +82,12 @@ class GrammarMasker:
         began = clock()
         self._compute(mask)
         self.learn(clock() - began)
+        mask[-1] &= self.inside
         self.finish(mask)
 
     def finish(self, mask: NDArray[np.uint32]) -> None:
-        """The other part of `fill`, once the mask has been computed, here or by `fill_quick` and `fill_all`."""
-        mask[-1] &= self._inside
+        """The other part of `fill`, when the mask has been computed, here or by `fill_quick` and `fill_all`, and has no
+        bits but those ``inside``."""
         # An error leaves a mask with the end token only.
         if self.matcher.is_error():
             self._on_error()
@@ -121,6 +122,6 @@ class GrammarMasker:
             # No end token can be sampled: where it alone is left, which llguidance may see only now, this is the end.
             mask = np.empty(self._vocabulary.words, np.uint32)
             self._compute(mask)
-            mask[-1] &= self._inside
+            mask[-1] &= self.inside
             return not mask.any()
         return False

@@ -100,7 +100,7 @@ class _Source:
         tokens = list(pieces[:vocab_size])
         tokens += [b""] * (vocab_size - len(tokens))
         # One behind all others, so that a mask has `mask_words`. llguidance needs an end token: this is it where the
-        # model has none, and its bit never leaves `GrammarMasker`.
+        # model has none, and its bit is in no mask (`GrammarMasker.inside`).
         tokens.append(b"")
         eos_ids = eos_ids or (vocab_size,)
         for i in eos_ids:

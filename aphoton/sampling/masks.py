@@ -63,6 +63,7 @@ def fill_all(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> dict[int, 
     if THREADS == 1 or len(together) < 2 or work <= THREADS * WAKING:
         return _fill_in_turn(maskers, masks)[1]
     _compute_in_parallel(together, masks)
+    _clear(maskers, masks)
     errors: dict[int, Exception] = {}
     for i, masker in enumerate(maskers):
         try:
@@ -107,6 +108,7 @@ def _fill_in_turn(
         times.append(now - last)
         last = now
     most = clock() - began
+    _clear(maskers, masks[: len(times)])
     for i, took in enumerate(times):
         masker = maskers[i]
         if isinstance(masker, GrammarMasker) and i not in errors:
@@ -131,6 +133,13 @@ def _compute_in_parallel(grammars: dict[int, GrammarMasker], masks: NDArray[np.u
     mean = (perf_counter() - began) * min(THREADS, len(grammars)) / len(grammars)
     for grammar in grammars.values():
         grammar.learn(mean if mean > 2 * QUICK else min(mean, grammar.cost))
+
+
+def _clear(maskers: Sequence[Masker], masks: NDArray[np.uint32]) -> None:
+    """Leave none but the model's bits: all maskers are of one vocabulary."""
+    grammar = next((grammar for masker in maskers if (grammar := _grammar(masker)) is not None), None)
+    if grammar is not None:
+        masks[:, -1] &= grammar.inside
 
 
 def _grammar(masker: Masker) -> GrammarMasker | None:

@@ -31,6 +31,7 @@ from aphoton.sampling import (
     GrammarCompiler,
     GrammarMasker,
     GrammarVocabulary,
+    Masker,
     Rules,
     fill_all,
     fill_quick,
@@ -560,6 +561,7 @@ def test_many_masks_at_once(compiler: GrammarCompiler, threads: int, monkeypatch
 
         def fill(self, mask: Any) -> None:
             mask[:] = 0xFFFFFFFF
+            mask[-1] = (1 << VOCAB % 32) - 1
             mask[ord("o") // 32] &= ~np.uint32(1 << ord("o") % 32)
 
         def accept(self, token: int) -> bool:
@@ -659,14 +661,31 @@ def test_what_the_loop_may_do(compiler: GrammarCompiler, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("eos_ids", [(EOS,), ()])
-def test_tokens_that_a_grammar_names_and_the_model_lacks(eos_ids: tuple[int, ...]) -> None:
+def test_tokens_that_a_grammar_names_and_the_model_lacks(
+    eos_ids: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """llguidance's vocabulary has one more."""
     compiler = GrammarCompiler(byte_vocabulary(eos_ids=eos_ids))
     for grammar in (f"start: <[{VOCAB}]>", f'start: "a" <[{VOCAB}]>', f"start: <[{VOCAB}]> <[{VOCAB}]>"):
         with pytest.raises(InvalidRequest, match=r"allows no text|token"):
             compiled(compiler, grammar=grammar)
-    masker = compiled(compiler, grammar="start: <[*]> <[*]>").masker()
-    assert max(mask_of(masker)) < VOCAB
+    ready = compiled(compiler, grammar="start: <[*]> <[*]>")
+    allowed = mask_of(ready.masker())
+    assert max(allowed) < VOCAB
+    monkeypatch.setattr(aphoton.sampling.masks, "THREADS", 2)
+    for cost in (0.0, 1.0):  # one by one, and in parallel
+        alone: list[Masker] = [ready.masker() for _ in range(3)]
+        ruled: list[Masker] = [Rules([ready.masker()], ["grammar"]) for _ in range(3)]
+        for masker in alone + [masker.first for masker in ruled if isinstance(masker, Rules)]:
+            assert isinstance(masker, GrammarMasker)
+            masker.cost = cost
+        for maskers in (alone, ruled, [ruled[0], alone[0]]):
+            masks = np.full((len(maskers), mask_words(VOCAB)), 0xFFFFFFFF, np.uint32)
+            if cost:
+                assert not fill_all(maskers, masks)
+            else:
+                assert fill_quick(maskers, masks) == (len(maskers), {})
+            assert [bits(mask) for mask in masks] == [allowed] * len(maskers)
 
 
 def test_forced_text_has_the_models_own_tokens() -> None:

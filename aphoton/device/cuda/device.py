@@ -21,7 +21,7 @@ from aphoton.device.cuda.clock import DeviceClock, StepEvents
 from aphoton.device.cuda.graphs import DecodeGraphs, PieceGraphs, buckets, token_buckets
 from aphoton.device.cuda.sampler import GREEDY, CudaSampler, StepSampling
 from aphoton.device.cuda.slot import SlotBuffers
-from aphoton.device.cuda.staging import ALIGNED
+from aphoton.device.cuda.staging import Staging, aligned
 from aphoton.device.cuda.streams import ALLOCATOR, return_streams, take_streams
 from aphoton.device.cuda.wakeup import EventWait
 from aphoton.kernels.triton.page_update import update_tables
@@ -139,8 +139,8 @@ class CudaDevice:
         state.events = self._events[self._launched % RING]
         self._launched += 1
         state.launched_at = time.perf_counter()
-        pages = batch.new_pages
-        self._tables[pages[:, 0], pages[:, 1]] = pages[:, 2]
+        if len(pages := batch.new_pages):
+            self._tables[pages[:, 0], pages[:, 1]] = pages[:, 2]
         decodes = len(batch.tokens) == len(batch.rows) and not batch.admitted and int(batch.tokens.max()) < 0
         if not decodes or self._graphs is None:
             self._pending.append(self._enqueue(state, batch))
@@ -239,17 +239,15 @@ class CudaDevice:
         assert batch is not None and logits is not None and sampling is not None and events is not None
         if late is not None:
             graphs = None if late.processors or logits.data_ptr() != self._logits.data_ptr() else self._late_graphs
-            size = None if graphs is None else graphs.size(len(late.masked))
             state.late.begin()
-            rows = self._sampler.stage_late(batch, late, state.late, size)
-            # Not on the compute stream: it is sent while the forward runs.
-            with self._send:
-                state.late.send()
-                events.sent.record(self._send)
-            self._compute.wait_event(events.sent)
-            if graphs is None or size is None:
+            if graphs is None:
+                rows = self._sampler.stage_late(batch, late, state.late)
+                self._to_device(state.late, events)
                 state.errors = self._sampler.sample_late(rows, logits, self._rows.last, state)
             else:
+                size = graphs.size(len(late.masked))
+                self._sampler.write_late(batch, late, state.late, size)
+                self._to_device(state.late, events)
                 graphs.replay(slot, size)
         self._sampler.logprobs(sampling, logits, state)
         state.logits = state.sampling = None
@@ -278,9 +276,15 @@ class CudaDevice:
         count = len(batch.rows)
         size = self._graphs.size(count)
         assert len(batch.new_pages) <= size
-        counts = self._stage_decode(state, size, batch.rows, batch.starts, batch.counts, batch.new_pages)[2]
+        # As in `_capture`.
+        staging = state.staging
+        staging.begin()
+        staging.write(batch.rows, size)
+        staging.write(batch.starts, size)
+        counts = staging.put(batch.counts, size)
+        staging.write(batch.new_pages, 3 * size)
         sampling = self._sampler.prepare(batch, size, state.staging)
-        self._to_device(state)
+        self._to_device(state.staging, state.events)
         state.events.began.record(self._compute)
         self._graphs.replay(slot, size)
         state.kind, state.size = size, size
@@ -291,25 +295,6 @@ class CudaDevice:
             logits = self._logits[:size]
             self._sampler.sample(sampling, logits, counts, self._rows.last, state)
             self._forwarded(state, batch, sampling, logits)
-
-    def _stage_decode(
-        self,
-        state: SlotBuffers,
-        size: int,
-        rows: NDArray[np.int32],
-        starts: NDArray[np.int32],
-        counts: NDArray[np.int32],
-        new_pages: NDArray[np.int32],
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Where rows, starts, counts and changed pages will be on the device, filled up with padding to ``size``."""
-        staging = state.staging
-        staging.begin()
-        return (
-            staging.put(rows, size),
-            staging.put(starts, size),
-            staging.put(counts, size),
-            staging.put(new_pages, 3 * size),
-        )
 
     def _capture_all(
         self, decoder: FusedDecoder, max_rows: int, tokens: int, progress: Callable[[str, int, int | None], None]
@@ -350,7 +335,8 @@ class CudaDevice:
     def _capture(self, slot: int, size: int) -> None:
         """Enqueue a decode step of ``size`` rows for the graphs, sampled greedily."""
         state, none = self._slots[slot], np.zeros(0, np.int32)
-        rows, starts, _, new_pages = self._stage_decode(state, size, none, none, none, none)
+        state.staging.begin()
+        rows, starts, _, new_pages = (state.staging.put(none, many) for many in (size, size, size, 3 * size))
         assert isinstance(self._decoder, FusedDecoder)
         update_tables(self._rows.tables, new_pages.view(size, 3), size)
         self._decoder.decode(rows, starts, self._rows, self._logits[:size])
@@ -374,8 +360,7 @@ class CudaDevice:
         counts = -(-(starts + lengths) // self._page_size)
         columns = np.arange(counts.sum()) - np.repeat(counts.cumsum() - counts, counts)
         size = None if self._pieces is None else self._pieces.size(len(batch.tokens))
-        # Each of the three begins at a multiple of four: see `Staging`.
-        tokens = np.zeros((3, size or -(-len(batch.tokens) // ALIGNED) * ALIGNED), np.int32)
+        tokens = np.zeros((3, size or aligned(len(batch.tokens))), np.int32)
         tokens[:, : len(batch.tokens)] = batch.tokens, positions, token_rows
         yield
         staging = state.staging
@@ -389,7 +374,7 @@ class CudaDevice:
         sampling = self._sampler.prepare(batch, len(batch.rows), staging)
         scorers = [Scorer(staging.put(scored.targets), scored.top) for scored in batch.scored]
         yield
-        self._to_device(state)
+        self._to_device(state.staging, state.events)
         state.events.began.record(self._compute)
         if len(new_pages):
             update_tables(self._rows.tables, new_pages.view(-1, 3), len(batch.new_pages))
@@ -452,12 +437,12 @@ class CudaDevice:
         counts = {asked.index: len(asked.targets) for asked in batch.scored}
         return self._decoder.forward_scored(given, self._kv, counts, lambda index, logits: takers[index](logits))
 
-    def _to_device(self, state: SlotBuffers) -> None:
-        assert state.events is not None
+    def _to_device(self, staging: Staging, events: StepEvents) -> None:
+        """Not on the compute stream: it is sent while the step before runs, or this one's forward."""
         with self._send:
-            state.staging.send()
-            state.events.sent.record(self._send)
-        self._compute.wait_event(state.events.sent)
+            staging.send()
+            events.sent.record(self._send)
+        self._compute.wait_event(events.sent)
 
     def _warm_up(self, longest: int) -> None:
         """A long step and a short one, on the padding row, by either slot: kernels are compiled, memory is taken."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from aphoton.device.base import Batch, Late, Limits
 from aphoton.device.cuda.slot import SlotBuffers
-from aphoton.device.cuda.staging import ALIGNED, Staging
+from aphoton.device.cuda.staging import Staging, aligned
 from aphoton.kernels.triton.argmax import argmax, argmax_scratch
 from aphoton.kernels.triton.rules import adjust
 from aphoton.kernels.triton.sample import sample, sample_ruled
@@ -78,7 +78,7 @@ class CudaSampler:
         self._scratch = argmax_scratch(max_rows, limits.vocab_size, device)
         max_banned = MAX_STOPS + len(limits.eos_token_ids)
         self._state = SamplerState(max_rows, max_banned, limits.vocab_size, device)
-        self._special = np.zeros(max_rows + 1, np.bool_)  # any of the three below
+        self._special = np.zeros(max_rows + 1, np.int8)  # 1: only `_min_tokens`; 2: any other of what is below
         self._draws = np.zeros(max_rows + 1, np.bool_)
         self._ruled = np.zeros(max_rows + 1, np.bool_)
         self._logprobs = np.full(max_rows + 1, -1, np.int32)
@@ -103,7 +103,8 @@ class CudaSampler:
         self._ruled[rows] = [sampling.ruled for sampling in admitted]
         self._min_tokens[rows] = [sampling.min_tokens for sampling in admitted]
         self._logprobs[rows] = [-1 if s.logprobs is None else s.logprobs for s in admitted]
-        self._special[rows] = self._draws[rows] | self._ruled[rows] | (self._logprobs[rows] >= 0)
+        others = self._draws[rows] | self._ruled[rows] | (self._logprobs[rows] >= 0)
+        self._special[rows] = np.where(others, 2, self._min_tokens[rows] > 0)
         return staging.put(rows), staging.put(self._state.records(admitted))
 
     def admit(self, rows: Tensor, state: Tensor, admitted: list[RowSampling]) -> None:
@@ -120,7 +121,8 @@ class CudaSampler:
         :param size: of the batch, with its padding.
         """
         rows, counts = batch.rows, batch.counts
-        if not (self._special[rows].any() or (counts < self._min_tokens[rows]).any()):
+        special = self._special[rows].max()
+        if not special or (special == 1 and not (counts < self._min_tokens[rows]).any()):
             return GREEDY
         # Row 0 has no state and asks for nothing: it stands for a row that is not sampled now, or not by this kernel.
         now = np.where(batch.partial | batch.late, np.int32(0), rows)
@@ -130,6 +132,8 @@ class CudaSampler:
         places = np.flatnonzero(ruled).astype(np.int32)
         wanted = self._logprobs[np.where(batch.partial, np.int32(0), rows)]
         asking = np.flatnonzero(wanted >= 0).astype(np.int32)
+        if not (draws or len(places) or len(asking)):  # they are late, or their prompts go on
+            return GREEDY
         return StepSampling(
             drawn=staging.put(plain, size) if draws else None,
             ruled=(staging.put(places), staging.put(rows[places]), staging.put(counts[places]))
@@ -154,44 +158,40 @@ class CudaSampler:
             adjust(logits, *step.ruled, None, None, self._state, many=len(step.ruled[0]))
             sample_ruled(*step.ruled, self._state, last, slot.tokens, slot.finite, many=len(step.ruled[0]))
 
-    def stage_late(self, batch: Batch, late: Late, staging: Staging, size: int | None = None) -> LateRows:
-        """Pack what `sample_late` takes.
-
-        :param size: of rows, with padding: the same sizes are at the same places. None: as many as there are.
-        """
-        places, masks = late.masked, late.masks
+    def stage_late(self, batch: Batch, late: Late, staging: Staging) -> LateRows:
+        """Pack what `sample_late` takes."""
+        places = late.masked
         masked: NDArray[np.int32] = np.arange(len(places), dtype=np.int32)
         if late.processors:
             others = np.setdiff1d(np.array([index for index, _, _ in late.processors], np.int32), places)
             places = np.concatenate((places, others))
             masked = np.concatenate((masked, np.full(len(others), -1, np.int32)))
-        assert batch.late[places].all(), "only what was launched as late is sampled late: it would be counted twice"
-        given = np.array([places, batch.rows[places], batch.counts[places], masked], np.int32)
         at = {place: index for index, place in enumerate(places.tolist())} if late.processors else {}
         processors = [(at[index], index, processor, output) for index, processor, output in late.processors]
-        return self._stage_late(given, masks, processors, staging, len(places) if size is None else size)
+        masks = late.masks.view(np.int32) if len(late.masks) else None
+        many = len(places)
+        return self._late_rows(_packed(batch, places, masked, many), masks, processors, staging, many)
+
+    def write_late(self, batch: Batch, late: Late, staging: Staging, size: int) -> None:
+        """Pack what the graph of ``size`` rows takes, in the order of `_late_rows`. It has no processors."""
+        staging.write(late.masks.view(np.int32), size * self.mask_words)
+        staging.write(_packed(batch, late.masked, np.arange(len(late.masked), dtype=np.int32), size))
 
     def late_padding(self, staging: Staging, size: int) -> LateRows:
-        """What `stage_late` makes where nobody is late, for a graph of ``size`` rows."""
-        masks = np.zeros((0, self.mask_words), np.uint32)
-        return self._stage_late(np.zeros((4, 0), np.int32), masks, [], staging, size)
+        """What a graph of ``size`` rows is captured with: nobody is late."""
+        masks = np.zeros((0, self.mask_words), np.int32)
+        return self._late_rows(np.zeros((4, aligned(size)), np.int32), masks, [], staging, size)
 
-    def _stage_late(
+    def _late_rows(
         self,
-        given: NDArray[np.int32],
-        masks: NDArray[np.uint32],
+        packed: NDArray[np.int32],
+        masks: NDArray[np.int32] | None,
         processors: list[tuple[int, int, LogitsProcessor, list[int]]],
         staging: Staging,
         size: int,
     ) -> LateRows:
-        """:param given: [4, m] places, rows, counts, and which of the masks they have."""
         # The masks first, and nothing before them: they may be there already (`CudaDevice.masks`).
-        sent_masks = (
-            None if processors and not len(masks) else staging.put(masks.view(np.int32), size * self.mask_words)
-        )
-        # Each of the four begins at a multiple of four: see `Staging`.
-        packed = np.zeros((4, -(-size // ALIGNED) * ALIGNED), np.int32)
-        packed[:, : given.shape[1]] = given
+        sent_masks = None if masks is None else staging.put(masks, size * self.mask_words)
         places, rows, counts, masked = staging.put(packed).view(packed.shape).unbind()
         return LateRows(
             many=size,
@@ -246,3 +246,13 @@ class CudaSampler:
         # Steps with prompts have logits of their own beside those that are looked at.
         logits = logits.clone()
         logprobs(logits[places], tokens[places], MAX_LOGPROBS)
+
+
+def _packed(batch: Batch, places: NDArray[np.int32], masked: NDArray[np.int32], size: int) -> NDArray[np.int32]:
+    """[4, size or a little more] places, rows, counts, and which of the masks they have."""
+    assert batch.late[places].all(), "only what was launched as late is sampled late: it would be counted twice"
+    many = len(places)
+    packed = np.zeros((4, aligned(size)), np.int32)
+    packed[0, :many], packed[1, :many], packed[2, :many] = places, batch.rows[places], batch.counts[places]
+    packed[3, :many] = masked
+    return packed

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from aphoton.device.base import Batch, Floats, Ints, Results, Scores
 from aphoton.device.cuda.clock import StepEvents
-from aphoton.device.cuda.staging import ALIGNED, Staging
+from aphoton.device.cuda.staging import ALIGNED, Staging, aligned
 from aphoton.sampling.params import MAX_LOGPROBS
 
 if TYPE_CHECKING:
@@ -55,10 +55,11 @@ class SlotBuffers:
         size = 4 * tokens + 11 * rows + 4 * pages + rows * (sampling + 2 * ALIGNED) + 17 * ALIGNED
         self.staging = Staging(size, device)
         self.late = Staging(rows * (4 + mask) + 8 * ALIGNED, device)
-        self._finite = -(-rows // ALIGNED) * ALIGNED
+        self._finite = aligned(rows)
         self._sampled = torch.zeros(self._finite + rows, dtype=torch.int32, device=device)
         self._pinned = torch.zeros(self._finite + rows, dtype=torch.int32, pin_memory=device.type == "cuda")
         self._host = self._pinned.numpy()
+        self._parts: dict[int, tuple[Tensor, Tensor]] = {}  # of so many rows, to be copied
         self.size = rows
         self.kind: int | None = None
         self.launched_at = 0.0
@@ -93,8 +94,11 @@ class SlotBuffers:
 
     def fetch(self) -> None:
         """Enqueue the copy of what was sampled to the host, on the current stream, behind the step."""
-        end = self._finite + self.size
-        self._pinned[:end].copy_(self._sampled[:end], non_blocking=True)
+        parts = self._parts.get(self.size)
+        if parts is None:
+            end = self._finite + self.size
+            parts = self._parts[self.size] = self._pinned[:end], self._sampled[:end]
+        parts[0].copy_(parts[1], non_blocking=True)
         if self._report is not None:
             self._reports[: self._report.numel()].copy_(self._report.view(-1), non_blocking=True)
         self._fetched_scores = [tuple(_pinned_copy(tensor) for tensor in scores) for scores in self.scores]
@@ -104,11 +108,12 @@ class SlotBuffers:
         assert self.batch is not None
         count = len(self.batch.rows)
         finite = self._host[self._finite : self._finite + count]
+        sound = bool((finite == 1).all())
         chosen, ids, values = self._logprobs(count)
         return Results(
             tokens=self._host[:count],
-            faulty=finite == 0,
-            barred=finite < 0,
+            faulty=None if sound else finite == 0,
+            barred=None if sound else finite < 0,
             began=began,
             ended=ended,
             logprobs=chosen,
