@@ -276,7 +276,7 @@ class CudaDevice:
         count = len(batch.rows)
         size = self._graphs.size(count)
         assert len(batch.new_pages) <= size
-        # As in `_capture`.
+        # The arrays and sizes of `_capture`: its graph reads them there.
         staging = state.staging
         staging.begin()
         staging.write(batch.rows, size)
